@@ -1,0 +1,277 @@
+"""What a plan of regions costs in memory and arithmetic, from numbers alone.
+
+A training step runs nodes 0 to n - 1, then their backward runs in reverse.
+The model of memory, in bytes, at every moment:
+
+- *kept*: a region keeps its live-outs (values it makes that something after
+  it uses); a plain segment keeps its residuals, and those live-outs which
+  are not among them. What comes from before is kept by who made it.
+- *forward* at node i: kept before the segment, what the segment holds so
+  far, scratch of i.
+- *backward of a plain segment* at node i: kept before the segment, its
+  residuals up to i (later ones are freed), cotangents that pass by i, the
+  weight gradients made so far, scratch of i.
+- *backward of a region*: kept before it, then, while it runs again, what a
+  plain forward run of it holds, and the gradients and cotangents that
+  arrived at its end. While it goes back it is one unit, as engines may
+  treat it: all its residuals and all its gradients at once. That errs on the
+  high side, by at most the gradients of one region.
+- *a region in regions*: its second run keeps as a forward run of its
+  inner segments does, on top of what arrived at its end.
+
+Weights, optimizer slots and graph inputs are there whatever the plan is, so
+they are not counted: take them off the budget.
+
+Every moment of a segment is "kept before it" plus a number that depends on
+the segment alone (`need`). All algorithms of `planner.py` rest on that.
+"""
+
+import collections
+
+import numpy as np
+
+Value = collections.namedtuple(
+    "Value", ["producer", "bytes", "consumers", "is_saved"], defaults=[True]
+)
+Value.__doc__ = """A value of the graph.
+
+Args:
+    producer: Node that makes it, or -1 for a graph input.
+    bytes: Its size.
+    consumers: Sorted nodes that use it; `n` stands for a graph output.
+    is_saved: Whether `saved[producer]` contains it.
+"""
+
+Segment = collections.namedtuple(
+    "Segment", ["start", "stop", "remat", "inner"], defaults=[()]
+)
+Segment.__doc__ = """Nodes `start` to `stop - 1`, run as one.
+
+Args:
+    start: First node.
+    stop: Node after the last.
+    remat: `True` for a region, `False` for a plain part.
+    inner: The segments its second run is made of; empty for all at once.
+"""
+
+
+def segment_config(segment):
+    inner = [segment_config(s) for s in segment.inner]
+    return [segment.start, segment.stop, segment.remat, inner]
+
+
+def segment_from_config(config):
+    start, stop, remat, inner = config
+    inner = tuple(segment_from_config(c) for c in inner)
+    return Segment(int(start), int(stop), bool(remat), inner)
+
+
+def depth(segments):
+    """How often a node runs again at most: the depth of nesting."""
+    return max(
+        (1 + depth(s.inner) if s.remat else 0 for s in segments), default=0
+    )
+
+
+class Plan(
+    collections.namedtuple(
+        "Plan", ["segments", "peak", "extra_flops", "levels"]
+    )
+):
+    """The regions chosen for one chain, and what they are predicted to cost.
+
+    Args:
+        segments: Tuple of `Segment`, which together cover all nodes.
+        peak: Bytes at the worst moment.
+        extra_flops: Arithmetic of all second runs.
+        levels: Depth of nesting; 0 for a plain run.
+    """
+
+    __slots__ = ()
+
+    def get_config(self):
+        return {
+            "segments": [segment_config(s) for s in self.segments],
+            "peak": self.peak,
+            "extra_flops": self.extra_flops,
+            "levels": self.levels,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        segments = tuple(segment_from_config(c) for c in config["segments"])
+        return cls(**{**config, "segments": segments})
+
+
+def _prefix(numbers):
+    """Sums before each position, one longer than `numbers`."""
+    return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
+
+
+class Chain:
+    """A graph in a fixed order, as the planner sees it.
+
+    Args:
+        saved: Bytes of residuals which each node adds in a plain run.
+        values: List of `Value`, or tuples of the same fields.
+        flops: Forward arithmetic of each node.
+        grads: Bytes of weight gradients of each node. Defaults to zeros.
+        scratch: Bytes each node needs only while it, or its backward, runs,
+            its outputs and their cotangents included. Defaults to zeros.
+    """
+
+    def __init__(self, saved, values, flops, grads=None, scratch=None):
+        n = self.n = len(saved)
+        fields = {"flops": flops, "grads": grads, "scratch": scratch}
+        for name, numbers in fields.items():
+            if numbers is not None and len(numbers) != n:
+                raise ValueError(
+                    f"`{name}` must have one number per node, as `saved`. "
+                    f"Received: len({name})={len(numbers)}, len(saved)={n}"
+                )
+        zeros = np.zeros(n, np.int64)
+        self.flops = np.asarray(flops, np.int64)
+        self.scratch = np.asarray(zeros if scratch is None else scratch)
+        self.scratch = self.scratch.astype(np.int64)
+        self.saved_before = _prefix(saved)
+        self.flops_before = _prefix(self.flops)
+        made = _prefix(zeros if grads is None else grads)
+        self.grads_after = made[-1] - made  # Made once the backward is at i.
+        self._set_values([Value(*v) for v in values])
+
+    def _set_values(self, values):
+        kept = [v for v in values if v.producer >= 0 and len(v.consumers)]
+        kept.sort(key=lambda v: v.producer)
+        self.producer = np.array([v.producer for v in kept], np.int64)
+        self.last = np.array([v.consumers[-1] for v in kept], np.int64)
+        self.size = np.array([v.bytes for v in kept], np.int64)
+        unsaved = np.array([not v.is_saved for v in kept], bool)
+        self.unsaved_size = np.where(unsaved, self.size, 0)
+        bad = (self.last <= self.producer) | (self.last > self.n)
+        if bad.any():
+            raise ValueError(
+                "Every value must be used after it is made, and not after "
+                f"the end. Received: {kept[int(bad.argmax())]}"
+            )
+        self.crossing = self.held_from(0, self.size)
+        ending = np.zeros(self.n + 1, np.int64)
+        np.add.at(ending, self.last, self.size)
+        # Cotangents that wait while the backward of i runs; those of its
+        # own outputs are scratch.
+        self.passing = (self.crossing - ending)[: self.n]
+        # What is there when the backward arrives at a cut.
+        self.arriving = self.grads_after + self.crossing
+
+    def held_from(self, start, size):
+        """Bytes of values made in `[start, i)`, used at `i` or later.
+
+        Returns:
+            Array for `i` from `start` to `n`. Also what a region
+            `[start, i)` keeps.
+        """
+        first = np.searchsorted(self.producer, start)
+        change = np.zeros(self.n + 2 - start, np.int64)
+        np.add.at(change, self.producer[first:] + 1 - start, size[first:])
+        np.subtract.at(change, self.last[first:] + 1 - start, size[first:])
+        return np.cumsum(change)[:-1]
+
+    def spans(self, start, stops=None):
+        """Everything about segments that begin at `start`.
+
+        Args:
+            start: First node.
+            stops: Array of increasing ends. Defaults to all.
+
+        Returns:
+            Dict of arrays over `stops`: `keep` and `keep_plain` (bytes kept
+            by a region, a plain segment), `forward` (need of a run whose
+            residuals are dropped), `run` (of one that keeps them), `plain`
+            (of a plain segment), `unit` (of a region's second run and
+            backward), `flops`.
+        """
+        start = int(start)
+        if stops is None:
+            stops = np.arange(start + 1, self.n + 1)
+        ends, runs = stops - start, slice(start, self.n)
+        scratch = self.scratch[runs]
+        saved = self.saved_before[start:] - self.saved_before[start]
+        held = self.held_from(start, self.size)
+        held_unsaved = self.held_from(start, self.unsaved_size)
+
+        def worst(per_node):
+            return np.maximum.accumulate(per_node)[ends - 1]
+
+        run = worst(saved[1:] + held_unsaved[:-1] + scratch)
+        back = worst(
+            saved[1:] + self.passing[runs] + self.grads_after[runs] + scratch
+        )
+        at_once = saved[ends] + self.grads_after[start] + worst(scratch)
+        unit = np.maximum(run + self.arriving[stops], back)
+        return {
+            "keep": held[ends],
+            "keep_plain": saved[ends] + held_unsaved[ends],
+            "forward": worst(held[:-1] + scratch),
+            "run": run,
+            "plain": np.maximum(run, back),
+            "unit": np.maximum(unit, at_once + self.crossing[stops]),
+            "flops": self.flops_before[stops] - self.flops_before[start],
+        }
+
+    def _span(self, segment):
+        stops = np.array([segment.stop])
+        return {
+            k: int(v[0]) for k, v in self.spans(segment.start, stops).items()
+        }
+
+    def _need(self, segment):
+        """Worst moment and kept bytes, relative to what was kept before."""
+        span = self._span(segment)
+        if not segment.remat:
+            return span["plain"], span["keep_plain"]
+        return max(span["forward"], self._second_run(segment)), span["keep"]
+
+    def _second_run(self, segment):
+        if not segment.inner:
+            return self._span(segment)["unit"]
+        arriving = int(self.arriving[segment.stop])
+        kept = worst = 0
+        for part in segment.inner:
+            span = self._span(part)
+            back = self._second_run(part)
+            again = span["forward" if part.remat else "run"]
+            worst = max(worst, kept + max(back, again + arriving))
+            kept += span["keep" if part.remat else "keep_plain"]
+        return worst
+
+    def peak(self, segments):
+        """Bytes at the worst moment of a plan, or of a tuple of segments."""
+        kept = worst = 0
+        for segment in getattr(segments, "segments", segments):
+            need, keep = self._need(segment)
+            worst = max(worst, kept + need)
+            kept += keep
+        return worst
+
+    def plain_peak(self):
+        """Bytes at the worst moment without any region."""
+        return self.peak((Segment(0, self.n, False),))
+
+    def extra_flops(self, segments):
+        """Arithmetic of all second (and third...) runs."""
+        total = 0
+        for s in getattr(segments, "segments", segments):
+            if s.remat:
+                total += int(
+                    self.flops_before[s.stop] - self.flops_before[s.start]
+                ) + self.extra_flops(s.inner)
+        return total
+
+    def plan(self, segments):
+        """Completes segments to a `Plan` with its predictions."""
+        segments = tuple(segments)
+        return Plan(
+            segments,
+            self.peak(segments),
+            self.extra_flops(segments),
+            depth(segments),
+        )
