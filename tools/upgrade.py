@@ -1,0 +1,144 @@
+"""Moves the patch set to another release of Keras, or to a clone of it."""
+
+import fnmatch
+import pathlib
+import tempfile
+
+import gitcmd
+import patchset
+import upstream
+from upstream import ForkError
+
+BRANCH = "remat"
+API_TOPIC = "Regenerate the public API"
+
+
+def rebase(root, tree, version):
+    """Rebases `tree`, fresh from `assemble`; returns (pin, conflicts)."""
+    pin = upstream.latest(version, pathlib.Path(root, "build", "cache"))
+    commit = add_release(root, tree, pin)
+    gitcmd.git(tree, "reset", "-q", "--hard", "patchset")
+    try:
+        gitcmd.git(tree, "rebase", "--onto", commit, "base", BRANCH)
+    except gitcmd.GitError:
+        conflicts = conflicting(tree)
+        if not conflicts:
+            raise
+        facts = patchset.noted(tree)
+        facts["next"] = {"commit": commit, "pin": str(pin)}
+        patchset.note(tree, facts)
+        return pin, conflicts
+    gitcmd.git(tree, "tag", "-f", "base", commit)
+    gitcmd.git(tree, "tag", "-f", "patchset", "HEAD")
+    patchset.complete(root, tree)
+    gitcmd.commit(tree, "generated: public API, devtree", "made")
+    facts = patchset.noted(tree)
+    patchset.note(tree, facts | {"pin": str(pin)})
+    return pin, []
+
+
+def add_release(root, tree, pin):
+    """Commits another release on top of `base`, out of the work tree."""
+    archive = pathlib.Path(root, "build", "cache", pin.archive)
+    with tempfile.TemporaryDirectory(dir=tree.parent) as scratch:
+        source = pathlib.Path(scratch, "keras")
+        upstream.unpack(archive, source)
+        env = {
+            "GIT_DIR": str(tree / ".git"),
+            "GIT_WORK_TREE": str(source),
+            "GIT_INDEX_FILE": str(pathlib.Path(scratch, "index")),
+        }
+        gitcmd.stage(source, env=env)
+        made = gitcmd.text(source, "write-tree", env=env)
+    tag = f"upstream-{pin.version}"
+    message = ["-p", "base", "-m", f"keras {pin.version}"]
+    commit = gitcmd.text(tree, "commit-tree", made, *message)
+    gitcmd.git(tree, "tag", "-f", tag, commit)
+    return commit
+
+
+def conflicting(folder, **options):
+    args = ["diff", "--name-only", "--diff-filter=U", "-z"]
+    return gitcmd.fields(gitcmd.git(folder, *args, **options))
+
+
+def topics(root, paths):
+    """Returns {topic: paths}, in the order of topics.txt; API comes last."""
+    path = pathlib.Path(root, "topics.txt")
+    rows = path.read_text().splitlines() if path.exists() else []
+    pairs = [x.split(":", 1) for x in rows if x.strip() and x[0] != "#"]
+    if any(len(x) != 2 for x in pairs):
+        raise ForkError(
+            "A line of topics.txt is `commit subject: pattern`. "
+            f"Received: {[x for x in pairs if len(x) != 2]}"
+        )
+    pairs += [("Add gradient rematerialization", "keras/src/*")]
+    pairs += [(API_TOPIC, "*")]
+    found = {topic.strip(): [] for topic, _ in pairs}
+    for path in paths:
+        match = (t for t, row in pairs if fnmatch.fnmatch(path, row.strip()))
+        found[next(match).strip()].append(path)
+    return {topic: rows for topic, rows in found.items() if rows}
+
+
+def wanted(root, tree):
+    """The paths that upstream should see: no devtree, nothing inappropriate."""
+    skip = set(patchset.devtree(root))
+    for name, file in patchset.read(root).items():
+        if name.endswith(".patch"):
+            status = patchset.field(
+                patchset.split(file.data)[0], "Upstream-Status"
+            )
+            if status.startswith("Inappropriate"):
+                skip.add(name.removesuffix(".patch"))
+    changes = gitcmd.changed(tree, "base", "made")
+    return [path for path in changes if path not in skip]
+
+
+def pr(root, tree, clone):
+    """Commits the patch set to a branch of `clone`, by topic, and stops."""
+    start(clone)
+    subjects = gitcmd.text(clone, "log", "-50", "--format=%s", own=True)
+    for topic, paths in topics(root, wanted(root, tree)).items():
+        if topic in subjects.splitlines():
+            continue
+        options = ["--binary", "--full-index", "--no-renames"]
+        diff = gitcmd.git(tree, "diff", *options, "base", "made", "--", *paths)
+        transfer(clone, topic, diff)
+        print(f"pr: {topic} ({len(paths)} files)")
+    print(f"pr: branch {BRANCH} of {clone} is ready to be read, and not pushed")
+
+
+def transfer(clone, topic, diff):
+    try:
+        gitcmd.git(clone, "apply", "--3way", "--index", data=diff, own=True)
+    except gitcmd.GitError as error:
+        conflicts = conflicting(clone, own=True)
+        raise ForkError(
+            f"`{topic}` does not apply as it is ({conflicts or error}). "
+            f"Resolve the conflicts in {clone}, `git add` them, "
+            f"`git commit -m '{topic}'`, and run `pr` again for the rest."
+        ) from None
+    gitcmd.git(clone, "commit", "-q", "-m", topic, own=True)
+
+
+def start(clone):
+    """Makes the branch, or goes on with it; refuses unfinished work."""
+    if not pathlib.Path(clone, "keras", "src").is_dir():
+        raise ForkError(
+            "`pr` needs a git clone of Keras. "
+            f"Received: {clone}, which has no keras/src."
+        )
+    if gitcmd.git(clone, "status", "--porcelain", own=True):
+        raise ForkError(
+            "`pr` needs a clone without uncommitted work. "
+            f"Received: {clone}. Commit or stash what is there."
+        )
+    if gitcmd.text(clone, "branch", "--show-current", own=True) == BRANCH:
+        return
+    if gitcmd.text(clone, "branch", "--list", BRANCH, own=True):
+        raise ForkError(
+            f"`pr` makes the branch {BRANCH}. Received: {clone}, where it "
+            "exists. Switch to it to go on, or rename it."
+        )
+    gitcmd.git(clone, "switch", "-q", "-c", BRANCH, own=True)
