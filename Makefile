@@ -1,37 +1,103 @@
-# Every command of the repository. `make help` lists them.
-# How the patch set works: CONTRIBUTING.md.
+# Every command of this repository. `make help` lists them.
 
-SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
-PY := $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
-FORK := $(PY) tools/fork.py
+BIN := $(VENV)/bin
+ALL := jax tensorflow torch numpy openvino
+BACKENDS = $(or $(BACKEND),$(ALL))
+ONE = $(or $(BACKEND),jax)
+# The tools need no packages; with the environment there, check runs ruff too.
+FORK = $(shell test -x $(BIN)/ruff && echo $(BIN)/python || echo $(PYTHON)) \
+	tools/fork.py
+# `-n 2 --dist loadfile` runs on both cores of a small machine.
+PYTEST ?= -n 2 --dist loadfile
+OURS := $(wildcard tools devtree integration_tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help tree status export check wheel rebase pr
+.PHONY: help setup tree status export check lint wheel test test-tools \
+	test-tree test-upstream test-wheel smoke mutation demo bench rebase pr clean
 
-help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' \
-	    $(MAKEFILE_LIST)
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' \
+		$(MAKEFILE_LIST)
+	@echo "  BACKEND=jax|tensorflow|torch|numpy|openvino (test: all, demo: jax)"
 
-tree: ## make build/tree: Keras with the patch set (FORCE=1 drops edits)
-	@$(FORK) checkout $(if $(FORCE),--force)
+setup: $(BACKENDS:%=$(VENV)/.have-%)  ## make .venv with BACKEND, or with all
 
-status: ## list the patches, and what build/tree has that no export saved
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.have-common: requirements.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -r $<
+	@touch $@
+
+$(VENV)/.have-%: requirements-%.txt $(VENV)/.have-common
+	$(BIN)/python -m pip install -q -r $<
+	@touch $@
+
+tree:  ## assemble build/tree: upstream's archive and our patch set
+	@$(FORK) checkout
+
+status:  ## list the patches, and the edits of build/tree not yet exported
 	@$(FORK) status
 
-export: ## write the edits in build/tree back to the repository
+export:  ## write the edits of build/tree back to the patch set
 	@$(FORK) export
 
-check: ## prove that the repository keeps its rules
+check: $(VENV)/.have-common  ## prove that the patch set keeps its rules
 	@$(FORK) check
 
-wheel: tree ## build/dist/keras-*.whl, compared with the tree
+lint: $(VENV)/.have-common  ## ruff on the files that are not part of Keras
+	$(BIN)/ruff check -q $(OURS)
+	$(BIN)/ruff format -q --check $(OURS)
+
+wheel: tree  ## build the wheel in build/dist
 	@$(FORK) build
 
-rebase: ## move the patch set: make rebase VERSION=3.16.0 [DRY=1]
-	@$(FORK) rebase $(or $(VERSION),$(error say which: VERSION=3.16.0, \
-	    or VERSION=latest)) $(if $(DRY),--dry-run)
+# The wheel keeps its time stamp as long as the tree does not change.
+$(VENV)/.have-wheel: wheel $(VENV)/.have-common
+	@if test build/dist/made-from -nt $@; then \
+		$(BIN)/python -m pip install -q build/dist/keras-*.whl && \
+		$(BIN)/python -m pip install -q --no-deps --force-reinstall \
+			build/dist/keras-*.whl && touch $@; fi
 
-pr: ## a branch for upstream on a clone: make pr CLONE=../keras
-	@$(FORK) pr $(or $(CLONE),$(error say where: CLONE=../keras))
+test: check lint test-tools test-tree smoke  ## all that CI runs; BACKEND=one
+
+test-tools: $(VENV)/.have-common  ## the tests of tools/
+	$(BIN)/python -m pytest -q tools
+
+test-tree: setup tree  ## our tests in build/tree
+	@for x in $(BACKENDS); do \
+		$(BIN)/python tools/suites.py ours $$x -- $(PYTEST) || exit 1; done
+
+smoke: setup $(VENV)/.have-wheel  ## integration tests on the installed wheel
+	@for x in $(BACKENDS); do \
+		$(BIN)/python tools/suites.py smoke $$x || exit 1; done
+
+test-wheel: setup $(VENV)/.have-wheel  ## all our tests on the installed wheel
+	@for x in $(BACKENDS); do \
+		$(BIN)/python tools/suites.py wheel $$x || exit 1; done
+
+test-upstream: setup tree  ## upstream's tests; DIRS="keras/src/ops ..."
+	@for x in $(BACKENDS); do $(BIN)/python tools/suites.py upstream $$x \
+		$(DIRS) -- $(PYTEST) || exit 1; done
+
+mutation: setup  ## show that a test fails without each patch
+	@$(FORK) mutate
+
+demo: $(VENV)/.have-$(ONE) $(VENV)/.have-wheel  ## build, install, run the demo
+	KERAS_BACKEND=$(ONE) $(BIN)/python examples/demo.py
+
+bench: $(VENV)/.have-$(ONE) $(VENV)/.have-wheel  ## benchmarks; MODEL=name
+	KERAS_BACKEND=$(ONE) $(BIN)/python benchmarks/run.py \
+		--backend $(ONE) $(if $(MODEL),--model $(MODEL))
+
+rebase:  ## move the patch set to VERSION (or latest); DRY=1 only tries it
+	@$(FORK) rebase $(VERSION) $(if $(DRY),--dry-run)
+
+pr:  ## make a branch of the patch set on CLONE, a git clone of Keras
+	@$(FORK) pr $(CLONE)
+
+clean:  ## remove what was built; refuses to lose unexported edits
+	@test ! -d build/tree || $(FORK) checkout
+	rm -rf build/tree build/dist build/scratch-*

@@ -93,7 +93,7 @@ def heading(name, head):
 
 def size(diff):
     """Counts the added and removed lines of a patch."""
-    body = diff.split("\n@@ ", 1)[-1].splitlines()
+    body = diff.partition("\n@@ ")[2].splitlines()[1:]
     return tuple(sum(x.startswith(sign) for x in body) for sign in "+-")
 
 

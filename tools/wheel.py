@@ -18,12 +18,16 @@ EPOCH = "315532800"
 
 
 def build(root, tree):
-    """Returns the path of the wheel, in build/dist."""
+    """Makes the wheel in build/dist, unless it is there already."""
     state = gitcmd.snapshot(tree)
     if patchset.unexported(tree):
         print("build: the tree holds edits that no export has saved")
     dist = pathlib.Path(root, "build", "dist")
     dist.mkdir(parents=True, exist_ok=True)
+    stamp = dist / "made-from"
+    if stamp.exists() and stamp.read_text() == state:
+        if list(dist.glob("keras-*.whl")):
+            return
     with tempfile.TemporaryDirectory(dir=dist) as scratch:
         source = pathlib.Path(scratch, "keras")
         copy(tree, state, source)
@@ -31,12 +35,12 @@ def build(root, tree):
             source.joinpath(name).unlink(missing_ok=True)
         made = pip_wheel(source, scratch)
         compare(made, source)
+        stamp.unlink(missing_ok=True)
         for old in dist.glob("keras-*.whl"):
             old.unlink()
-        kept = dist / made.name
-        os.replace(made, kept)
-    print(f"build: {kept.relative_to(root)}")
-    return kept
+        os.replace(made, dist / made.name)
+        stamp.write_text(state)
+    print(f"build: build/dist/{made.name}")
 
 
 def copy(tree, state, folder):
