@@ -30,6 +30,8 @@ import collections
 
 import numpy as np
 
+from keras.src.remat.timeline import timeline
+
 Value = collections.namedtuple(
     "Value", ["producer", "bytes", "consumers", "is_saved"], defaults=[True]
 )
@@ -42,28 +44,37 @@ Args:
     is_saved: Whether `saved[producer]` contains it.
 """
 
-Segment = collections.namedtuple(
-    "Segment", ["start", "stop", "remat", "inner"], defaults=[()]
-)
-Segment.__doc__ = """Nodes `start` to `stop - 1`, run as one.
 
-Args:
-    start: First node.
-    stop: Node after the last.
-    remat: `True` for a region, `False` for a plain part.
-    inner: The segments its second run is made of; empty for all at once.
-"""
+class Segment(
+    collections.namedtuple(
+        "Segment", ["start", "stop", "remat", "inner"], defaults=[()]
+    )
+):
+    """Nodes `start` to `stop - 1`, run as one.
 
+    Args:
+        start: First node.
+        stop: Node after the last.
+        remat: `True` for a region, `False` for a plain part.
+        inner: The segments its second run is made of; empty for all at once.
+    """
 
-def segment_config(segment):
-    inner = [segment_config(s) for s in segment.inner]
-    return [segment.start, segment.stop, segment.remat, inner]
+    __slots__ = ()
 
+    @property
+    def parts(self):
+        """What the second run of a region is made of."""
+        return self.inner or (self._replace(remat=False),)
 
-def segment_from_config(config):
-    start, stop, remat, inner = config
-    inner = tuple(segment_from_config(c) for c in inner)
-    return Segment(int(start), int(stop), bool(remat), inner)
+    def get_config(self):
+        inner = [s.get_config() for s in self.inner]
+        return [self.start, self.stop, self.remat, inner]
+
+    @classmethod
+    def from_config(cls, config):
+        start, stop, remat, inner = config
+        inner = tuple(cls.from_config(c) for c in inner)
+        return cls(int(start), int(stop), bool(remat), inner)
 
 
 def depth(segments):
@@ -91,7 +102,7 @@ class Plan(
 
     def get_config(self):
         return {
-            "segments": [segment_config(s) for s in self.segments],
+            "segments": [s.get_config() for s in self.segments],
             "peak": self.peak,
             "extra_flops": self.extra_flops,
             "levels": self.levels,
@@ -99,7 +110,7 @@ class Plan(
 
     @classmethod
     def from_config(cls, config):
-        segments = tuple(segment_from_config(c) for c in config["segments"])
+        segments = tuple(Segment.from_config(c) for c in config["segments"])
         return cls(**{**config, "segments": segments})
 
 
@@ -183,11 +194,11 @@ class Chain:
             stops: Array of increasing ends. Defaults to all.
 
         Returns:
-            Dict of arrays over `stops`: `keep` and `keep_plain` (bytes kept
-            by a region, a plain segment), `forward` (need of a run whose
-            residuals are dropped), `run` (of one that keeps them), `plain`
-            (of a plain segment), `unit` (of a region's second run and
-            backward), `flops`.
+            Dict of arrays over `stops`. Bytes that stay: `keep` of a region,
+            `keep_plain`. Worst moments: `forward` of a run whose residuals
+            are dropped, `run` of one that keeps them; `plain` of a plain
+            segment; `unit` of a backward in one piece, `again` of that and
+            the second run before it.
         """
         start = int(start)
         if stops is None:
@@ -206,15 +217,15 @@ class Chain:
             saved[1:] + self.passing[runs] + self.grads_after[runs] + scratch
         )
         at_once = saved[ends] + self.grads_after[start] + worst(scratch)
-        unit = np.maximum(run + self.arriving[stops], back)
+        unit = np.maximum(back, at_once + self.crossing[stops])
         return {
             "keep": held[ends],
             "keep_plain": saved[ends] + held_unsaved[ends],
             "forward": worst(held[:-1] + scratch),
             "run": run,
             "plain": np.maximum(run, back),
-            "unit": np.maximum(unit, at_once + self.crossing[stops]),
-            "flops": self.flops_before[stops] - self.flops_before[start],
+            "unit": unit,
+            "again": np.maximum(unit, run + self.arriving[stops]),
         }
 
     def _span(self, segment):
@@ -224,33 +235,35 @@ class Chain:
         }
 
     def _need(self, segment):
-        """Worst moment and kept bytes, relative to what was kept before."""
+        """Worst moment of a segment, over what was kept before it."""
         span = self._span(segment)
         if not segment.remat:
-            return span["plain"], span["keep_plain"]
-        return max(span["forward"], self._second_run(segment)), span["keep"]
+            return span["plain"]
+        return max(span["forward"], self._second_run(segment))
 
     def _second_run(self, segment):
-        if not segment.inner:
-            return self._span(segment)["unit"]
         arriving = int(self.arriving[segment.stop])
-        kept = worst = 0
-        for part in segment.inner:
+        worst = 0
+        for part, kept in self.kept_before(segment.parts):
             span = self._span(part)
-            back = self._second_run(part)
-            again = span["forward" if part.remat else "run"]
-            worst = max(worst, kept + max(back, again + arriving))
-            kept += span["keep" if part.remat else "keep_plain"]
+            run = span["forward" if part.remat else "run"]
+            back = self._second_run(part) if part.remat else span["unit"]
+            worst = max(worst, kept + max(back, run + arriving))
         return worst
+
+    def kept_before(self, segments):
+        """Pairs of a segment and the bytes kept before it."""
+        kept = 0
+        for segment in segments:
+            yield segment, kept
+            span = self._span(segment)
+            kept += span["keep" if segment.remat else "keep_plain"]
 
     def peak(self, segments):
         """Bytes at the worst moment of a plan, or of a tuple of segments."""
-        kept = worst = 0
-        for segment in getattr(segments, "segments", segments):
-            need, keep = self._need(segment)
-            worst = max(worst, kept + need)
-            kept += keep
-        return worst
+        segments = getattr(segments, "segments", segments)
+        before = self.kept_before(segments)
+        return max((k + self._need(s) for s, k in before), default=0)
 
     def plain_peak(self):
         """Bytes at the worst moment without any region."""
@@ -258,13 +271,12 @@ class Chain:
 
     def extra_flops(self, segments):
         """Arithmetic of all second (and third...) runs."""
-        total = 0
-        for s in getattr(segments, "segments", segments):
-            if s.remat:
-                total += int(
-                    self.flops_before[s.stop] - self.flops_before[s.start]
-                ) + self.extra_flops(s.inner)
-        return total
+        regions = [
+            s for s in getattr(segments, "segments", segments) if s.remat
+        ]
+        before = self.flops_before
+        once = sum(int(before[s.stop] - before[s.start]) for s in regions)
+        return once + sum(self.extra_flops(s.inner) for s in regions)
 
     def plan(self, segments):
         """Completes segments to a `Plan` with its predictions."""
@@ -275,3 +287,15 @@ class Chain:
             self.extra_flops(segments),
             depth(segments),
         )
+
+    def timeline(self, segments):
+        """Bytes in memory, moment by moment, for a plot.
+
+        Args:
+            segments: A `Plan`, or a tuple of segments.
+
+        Returns:
+            List of `(label, bytes)`, labels being `"forward i"`, `"again i"`
+            (a second run) and `"backward i"`. Its maximum is the peak.
+        """
+        return timeline(self, getattr(segments, "segments", segments))

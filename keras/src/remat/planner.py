@@ -16,7 +16,7 @@ def least_peak(chain, levels=1):
     for a in reversed(range(n)):
         s = chain.spans(a)
         after = best[a + 1 :]
-        region = np.maximum(s["forward"], s["unit"])
+        region = np.maximum(s["forward"], s["again"])
         region = np.maximum(region, s["keep"] + after)
         plain = np.maximum(s["plain"], s["keep_plain"] + after)
         both = np.minimum(region, plain)

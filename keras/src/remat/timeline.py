@@ -1,0 +1,68 @@
+"""The moments of a training step under a plan, node by node.
+
+`chain.py` states the memory model and finds the worst moment in closed form;
+this writes the moments out one by one, for plots and as a check on it.
+"""
+
+import numpy as np
+
+
+def timeline(chain, segments):
+    """List of `(label, bytes)` over forward and backward."""
+    forward = _forward(chain, "forward", segments, 0)
+    return forward + _backward(chain, segments, 0)
+
+
+def _forward(chain, label, segments, base):
+    moments = []
+    for segment, kept in chain.kept_before(segments):
+        nodes = range(segment.start, segment.stop)
+        held = base + kept + _held_forward(chain, segment)
+        moments += [(f"{label} {i}", int(h)) for i, h in zip(nodes, held)]
+    return moments
+
+
+def _held_forward(chain, segment):
+    start, nodes = segment.start, slice(segment.start, segment.stop)
+    if segment.remat:
+        held = chain.held_from(start, chain.size)
+    else:
+        held = chain.held_from(start, chain.unsaved_size)
+    held = held[: segment.stop - start] + chain.scratch[nodes]
+    return held if segment.remat else held + _saved(chain, segment)
+
+
+def _saved(chain, segment):
+    upto = chain.saved_before[segment.start + 1 : segment.stop + 1]
+    return upto - chain.saved_before[segment.start]
+
+
+def _backward(chain, segments, base, in_region=False):
+    moments = []
+    for segment, kept in reversed(list(chain.kept_before(segments))):
+        if segment.remat:
+            moments += _region(chain, segment, base + kept)
+            continue
+        held = base + kept + _held_backward(chain, segment, in_region)
+        nodes = range(segment.start, segment.stop)
+        pairs = zip(reversed(nodes), reversed(held))
+        moments += [(f"backward {i}", int(h)) for i, h in pairs]
+    return moments
+
+
+def _region(chain, segment, base):
+    parts = segment.parts
+    arriving = base + chain.arriving[segment.stop]
+    again = _forward(chain, "again", parts, arriving)
+    return again + _backward(chain, parts, base, in_region=True)
+
+
+def _held_backward(chain, segment, in_region):
+    start, stop = segment.start, segment.stop
+    nodes = slice(start, stop)
+    saved = _saved(chain, segment)
+    held = saved + chain.passing[nodes] + chain.grads_after[nodes]
+    if in_region:  # In one piece: nothing is freed before its end.
+        end = chain.grads_after[start] + chain.crossing[stop]
+        held = np.maximum(held, saved[-1] + end)
+    return held + chain.scratch[nodes]
