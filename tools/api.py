@@ -23,7 +23,13 @@ def exports(source, path):
     module = path.removesuffix(".py").replace("/", ".")
     module = module.removesuffix(".__init__")
     found = set()
-    for node in ast.walk(ast.parse(source, path)):
+    try:
+        parsed = ast.parse(source, path)
+    except SyntaxError as error:
+        raise ForkError(
+            f"A module must be valid Python. Received: {path}: {error}"
+        ) from None
+    for node in ast.walk(parsed):
         for call in getattr(node, "decorator_list", ()):
             if getattr(getattr(call, "func", None), "id", "") == "keras_export":
                 names = _literal(call, path)

@@ -103,7 +103,7 @@ def same_base(root, tree):
     facts = patchset.noted(kept)
     if not facts or facts["pin"] != str(upstream.read_pin(root)):
         return
-    ids = {gitcmd.text(x, "rev-parse", "base") for x in (kept, tree)}
+    ids = {gitcmd.text(x, "rev-parse", "base^{tree}") for x in (kept, tree)}
     if len(ids) != 1:
         yield (
             f"build/tree: its base is not the pinned archive: {sorted(ids)}. "
@@ -126,7 +126,10 @@ def lint(tree):
     if not ruff():
         print("check: ruff is not installed, so style was not checked.")
         return
-    for command in (["check"], ["format", "--check"]):
+    for command in (
+        ["check", "--output-format=concise"],
+        ["format", "--check"],
+    ):
         done = subprocess.run(
             [ruff(), *command, "--no-cache", "--quiet", *paths],
             cwd=tree,

@@ -2,14 +2,17 @@
 
 import fnmatch
 import pathlib
+import re
 import tempfile
 
 import gitcmd
 import patchset
 import upstream
+from files import write
 from upstream import ForkError
 
 BRANCH = "remat"
+VERSION = "keras/src/version.py"
 API_TOPIC = "Regenerate the public API"
 
 
@@ -18,12 +21,12 @@ def rebase(root, tree, version):
     pin = upstream.latest(version, pathlib.Path(root, "build", "cache"))
     commit = add_release(root, tree, pin)
     gitcmd.git(tree, "reset", "-q", "--hard", "patchset")
+    conflicts = []
     try:
         gitcmd.git(tree, "rebase", "--onto", commit, "base", BRANCH)
     except gitcmd.GitError:
-        conflicts = conflicting(tree)
-        if not conflicts:
-            raise
+        conflicts = settle_version(tree, commit, conflicting(tree))
+    if conflicts:
         facts = patchset.noted(tree)
         facts["next"] = {"commit": commit, "pin": str(pin)}
         patchset.note(tree, facts)
@@ -35,6 +38,30 @@ def rebase(root, tree, version):
     facts = patchset.noted(tree)
     patchset.note(tree, facts | {"pin": str(pin)})
     return pin, []
+
+
+def settle_version(tree, commit, conflicts):
+    """Resolves the one conflict that each release brings: its own number.
+
+    Returns the conflicts that are left.
+    """
+    left = [x for x in conflicts if x != VERSION]
+    if not conflicts:
+        raise ForkError(f"`git rebase` failed in {tree} without a conflict.")
+    if left == conflicts:
+        return conflicts
+    ours = gitcmd.text(tree, "show", f"patchset:{VERSION}")
+    theirs = gitcmd.git(tree, "show", f"{commit}:{VERSION}").decode()
+    local = re.search(r'^__version__ = "[^"+]+(\+[^"]+)"', ours, re.MULTILINE)
+    if not local:
+        return conflicts
+    line = r'^(__version__ = "[^"+]+)"'
+    text = re.sub(line, rf'\1{local[1]}"', theirs, flags=re.MULTILINE)
+    write(tree / VERSION, text.encode())
+    gitcmd.git(tree, "add", VERSION)
+    if not left:
+        gitcmd.git(tree, "rebase", "--continue", env={"GIT_EDITOR": "true"})
+    return left
 
 
 def add_release(root, tree, pin):

@@ -112,8 +112,14 @@ def unpack(archive, folder):
     """Unpacks the archive's single top folder as `folder`."""
     folder = pathlib.Path(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        with tarfile.open(archive) as tar:
-            tar.extractall(scratch, filter="data")
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(scratch, filter="data")
+        except tarfile.TarError as error:
+            raise ForkError(
+                "A source archive must unpack into its own folder. "
+                f"Received: {archive}: {error}"
+            ) from None
         tops = list(pathlib.Path(scratch).iterdir())
         if len(tops) != 1 or not tops[0].is_dir():
             raise ForkError(
