@@ -56,7 +56,7 @@ wheel: tree  ## build the wheel in build/dist
 
 # The wheel keeps its time stamp as long as the tree does not change.
 $(VENV)/.have-wheel: wheel $(VENV)/.have-common
-	@if test build/dist/made-from -nt $@; then \
+	@if test ! -e $@ || test build/dist/made-from -nt $@; then \
 		$(BIN)/python -m pip install -q build/dist/keras-*.whl && \
 		$(BIN)/python -m pip install -q --no-deps --force-reinstall \
 			build/dist/keras-*.whl && touch $@; fi
