@@ -1,131 +1,24 @@
-"""Tests of the patch-set tool, on a Keras of six files.
+"""Tests of assembling, exporting, checking and building."""
 
-Those marked `registry` use the real archive and download it if need be.
-"""
-
-import importlib.util
-import io
-import os
-import pathlib
-import shutil
 import subprocess
-import sys
-import tarfile
 import zipfile
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-import api
 import checker
 import exporting
-import fork
 import gitcmd
 import patchset
-import upgrade
 import upstream
 import wheel
-
-HEAD = '"""DO NOT EDIT."""\n\n'
-MODULE = """from keras.src.api_export import keras_export
-
-
-@keras_export("keras.ops.{0}")
-def {0}(x):
-    y = x
-    return y
-"""
-VERSION_FILE = '# One truth.\n__version__ = "{}"\n'
-
-
-def archive(folder, version, extra=()):
-    """Writes a source archive of a tiny Keras; returns its pin."""
-    ops = "from keras.src.a import a as a\nfrom keras.src.b import b as b\n"
-    files = {
-        "keras/api/__init__.py": HEAD + "from keras import ops as ops\n",
-        "keras/api/ops/__init__.py": HEAD + ops,
-        "keras/api/utils/__init__.py": HEAD
-        + "from keras.src.c import c as c\n",
-        "keras/src/__init__.py": "",
-        "keras/src/a.py": MODULE.format("a"),
-        "keras/src/b.py": MODULE.format("b"),
-        "keras/src/version.py": VERSION_FILE.format(version),
-    }
-    for name in list(files):
-        if name.startswith("keras/api/"):
-            mirror = name.replace("keras/api/", "keras/api/_tf_keras/keras/")
-            files[mirror] = files[name]
-    files |= dict(extra)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"keras-{version}.tar.gz"
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(f"keras-{version}/{name}")
-            entry.size = len(text.encode())
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return upstream.Pin(version, upstream.digest(path))
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    # A hostile user configuration must change nothing.
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / ".gitconfig").write_text(
-        "[core]\n autocrlf = true\n excludesFile = ~/.ignore\n"
-        "[apply]\n whitespace = fix\n[commit]\n gpgSign = true\n"
-        "[diff]\n noprefix = true\n context = 9\n"
-    )
-    (home / ".ignore").write_text("*.py\n*.patch\nbuild\n")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("GIT_DIR", "/nowhere")
-    monkeypatch.setattr(checker, "ruff", lambda: None)
-    root = tmp_path / "repo"
-    pin = archive(root / "build" / "cache", "1.0")
-    (root / "upstream.txt").write_text(str(pin))
-    put(root / "devtree" / "conftest.py", "# ours\n")
-    return root
-
-
-def put(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def call(root, *args):
-    return fork.main(["--root", str(root), *args])
-
-
-def edit(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
-def tree(root):
-    return root / "build" / "tree"
-
-
-def describe(root, name):
-    """Replaces the TODO header of a patch."""
-    path = root / name
-    _, diff = patchset.split(path.read_bytes())
-    path.write_text(f"Purpose: test.\nUpstream-Status: Pending\n\n{diff}")
-
-
-def patched(root):
-    """A repository with one patch and one file of its own, and its tree."""
-    assert call(root, "checkout") == 0
-    edit(tree(root) / "keras/src/a.py", "y = x\n", "y = 2 * x\n")
-    put(tree(root) / "keras/src/new.py", MODULE.format("new"))
-    assert call(root, "export") == 0
-    describe(root, "keras/src/a.py.patch")
-    assert call(root, "checkout") == 0
-
-
-def contents(root):
-    return {k: v.data for k, v in patchset.read(root).items()}
+from fake import MODULE
+from fake import archive
+from fake import call
+from fake import contents
+from fake import edit
+from fake import patched
+from fake import put
+from fake import tree
 
 
 def test_round_trip_changes_nothing(root, capsys):
@@ -174,32 +67,6 @@ def test_export_keeps_headers_and_removes_stale_files(root):
     edit(tree(root) / "keras/src/a.py", "y = 4 * x\n", "y = x\n")
     assert call(root, "export") == 0
     assert contents(root) == {}
-
-
-def test_api_follows_the_decorators_at_once(root):
-    patched(root)
-    for top in api.ROOTS:
-        rows = (tree(root) / top / "ops/__init__.py").read_text()
-        assert rows.endswith(
-            "import b as b\nfrom keras.src.new import new as new\n"
-        )
-    edit(tree(root) / "keras/src/new.py", "keras.ops.new", "keras.extra.n")
-    assert call(root, "export") == 0
-    for top in api.ROOTS:
-        assert "new" not in (tree(root) / top / "ops/__init__.py").read_text()
-        made = (tree(root) / top / "extra/__init__.py").read_text()
-        assert made == HEAD + "from keras.src.new import new as n\n"
-        above = (tree(root) / top / "__init__.py").read_text()
-        assert "from keras import extra as extra\n" in above
-    assert call(root, "checkout") == 0
-    assert call(root, "check") == 0
-
-
-def test_public_name_has_one_owner(root, capsys):
-    put(root / "keras/src/new.py", MODULE.format("a"))
-    assert call(root, "checkout") == 1
-    assert "one owner. Received: keras.ops.a" in capsys.readouterr().err
-    assert not tree(root).exists()
 
 
 def test_replaced_file_needs_its_blob(root, capsys):
@@ -388,115 +255,6 @@ def test_archive_may_not_leave_its_folder(root, capsys):
     assert not tree(root).exists()
 
 
-def released(root, monkeypatch, extra=()):
-    pin = archive(root / "build/cache", "1.1", extra)
-    monkeypatch.setattr(upstream, "latest", lambda *args: pin)
-    return pin
-
-
-def test_rebase_moves_the_pin_and_the_version(root, monkeypatch):
-    patched(root)
-    path = tree(root) / "keras/src/version.py"
-    edit(path, '"1.0"', '"1.0+remat.1"')
-    assert call(root, "export") == 0
-    describe(root, "keras/src/version.py.patch")
-    pin = released(root, monkeypatch)
-    before = contents(root)
-    assert call(root, "rebase", "1.1", "--dry-run") == 0
-    assert contents(root) == before
-    assert call(root, "rebase", "1.1") == 0
-    assert upstream.read_pin(root) == pin
-    assert '"1.1+remat.1"' in path.read_text()
-    assert call(root, "check") == 0
-
-
-def conflict(root, monkeypatch, capsys):
-    patched(root)
-    theirs = MODULE.format("a").replace("y = x\n", "y = -x\n")
-    pin = released(root, monkeypatch, {"keras/src/a.py": theirs}.items())
-    assert call(root, "rebase", "1.1", "--dry-run") == 1
-    assert call(root, "rebase", "1.1") == 1
-    assert "keras/src/a.py" in capsys.readouterr().err
-    assert upstream.read_pin(root).version == "1.0"
-    assert call(root, "export") == 1
-    assert call(root, "checkout") == 1
-    assert "rebase --continue" in capsys.readouterr().err
-    return pin
-
-
-def test_rebase_with_conflict_ends_by_export(root, monkeypatch, capsys):
-    pin = conflict(root, monkeypatch, capsys)
-    text = MODULE.format("a").replace("y = x\n", "y = -2 * x\n")
-    put(tree(root) / "keras/src/a.py", text)
-    gitcmd.git(tree(root), "add", "keras/src/a.py")
-    env = {"GIT_EDITOR": "true"}
-    gitcmd.git(tree(root), "rebase", "--continue", env=env)
-    assert call(root, "checkout") == 1
-    assert call(root, "export") == 0
-    assert upstream.read_pin(root) == pin
-    assert "-    y = -x" in (root / "keras/src/a.py.patch").read_text()
-    assert call(root, "checkout") == 0
-    assert call(root, "check") == 0
-
-
-def test_rebase_with_conflict_can_be_given_up(root, monkeypatch, capsys):
-    before_pin = upstream.read_pin(root)
-    conflict(root, monkeypatch, capsys)
-    before = contents(root)
-    gitcmd.git(tree(root), "rebase", "--abort")
-    assert call(root, "checkout") == 0
-    assert call(root, "export") == 0
-    assert contents(root) == before
-    assert upstream.read_pin(root) == before_pin
-    assert (tree(root) / "conftest.py").exists()
-
-
-def clone(root):
-    """A git clone of upstream that is one commit ahead of the release."""
-    path = root.parent / "clone"
-    with tarfile.open(root / "build/cache/keras-1.0.tar.gz") as tar:
-        tar.extractall(path.parent, filter="data")
-    (path.parent / "keras-1.0").rename(path)
-    gitcmd.init(path)
-    gitcmd.commit(path, "release", "release")
-    edit(path / "keras/src/a.py", "return y\n", "return y\n\n\n# later\n")
-    gitcmd.commit(path, "later", "later")
-    return path
-
-
-def test_pr_commits_by_topic_and_stops(root, capsys):
-    patched(root)
-    (root / "topics.txt").write_text("Double a: keras/src/a.py\n")
-    path = clone(root)
-    assert call(root, "pr", str(path)) == 0
-    log = gitcmd.text(path, "log", "--format=%s").splitlines()
-    assert log[:3] == [
-        "Regenerate the public API",
-        "Add gradient rematerialization",
-        "Double a",
-    ]
-    text = (path / "keras/src/a.py").read_text()
-    assert "y = 2 * x" in text and "# later" in text
-    assert not (path / "conftest.py").exists()
-    put(path / "new.py", "x = 1\n")
-    assert call(root, "pr", str(path)) == 1
-    assert "without uncommitted work" in capsys.readouterr().err
-
-
-def test_pr_goes_on_after_a_conflict(root, capsys):
-    patched(root)
-    path = clone(root)
-    edit(path / "keras/src/a.py", "y = x\n", "y = -x\n")
-    gitcmd.commit(path, "other", "other")
-    assert call(root, "pr", str(path)) == 1
-    assert "keras/src/a.py" in capsys.readouterr().err
-    put(path / "keras/src/a.py", MODULE.format("a"))
-    gitcmd.commit(path, "Add gradient rematerialization", "mended")
-    assert call(root, "pr", str(path)) == 0
-    log = gitcmd.text(path, "log", "--format=%s").splitlines()
-    assert log[0] == upgrade.API_TOPIC
-
-
 def test_wheel_must_equal_the_tree(root, tmp_path):
     patched(root)
     source = tmp_path / "source"
@@ -512,76 +270,3 @@ def test_wheel_must_equal_the_tree(root, tmp_path):
         file.writestr("keras/conftest.py", "")
     with pytest.raises(upstream.ForkError, match="keras/conftest.py"):
         wheel.compare(packed, source)
-
-
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory):
-    """The real archive, unpacked."""
-    pin = upstream.read_pin(fork.ROOT)
-    path = tmp_path_factory.mktemp("keras") / "tree"
-    upstream.unpack(upstream.fetch(pin, fork.ROOT / "build/cache"), path)
-    return path
-
-
-@pytest.mark.registry
-def test_api_files_are_sorted_as_upstream_does(pristine):
-    paths = list(pristine.glob("keras/api/**/*.py"))
-    assert len(paths) > 100
-    for path in paths:
-        text = path.read_text()
-        assert api.render(*api.parse(text)) == text
-
-
-@pytest.mark.registry
-def test_decorators_give_exactly_the_public_names(pristine):
-    found = set()
-    for path in pristine.glob("keras/src/**/*.py"):
-        if not path.name.endswith("_test.py"):
-            name = path.relative_to(pristine).as_posix()
-            found |= api.exports(path.read_text(), name)
-    public = {x for x in found if not x[0].startswith("keras._legacy.")}
-    for name, module, symbol in public:
-        package, alias = name.rsplit(".", 1)
-        inner = package.replace(".", "/").replace("keras", "keras/api", 1)
-        path = pristine / inner / "__init__.py"
-        _, rows = api.parse(path.read_text())
-        assert (module, symbol, alias) in rows
-    assert len(public) > 1000
-
-
-NAMEX = """
-import namex
-namex.generate_api_files("keras", code_directory="src", target_directory="out")
-"""
-
-
-def public(top):
-    """Returns {(package, module, symbol, alias)} of the files below."""
-    found = set()
-    for path in top.rglob("__init__.py"):
-        package = path.parent.relative_to(top).as_posix()
-        if not package.startswith(("_tf_keras", "_legacy")):
-            _, rows = api.parse(path.read_text())
-            found |= {(package, *x) for x in rows if "keras.src" in x[0]}
-    return {x for x in found if x[3] != "__version__"}
-
-
-@pytest.mark.registry
-@pytest.mark.parametrize("patched", [False, True])
-def test_public_api_is_what_namex_finds(pristine, tmp_path, patched):
-    """namex imports all of Keras, so it needs every backend."""
-    for name in ("namex", "jax", "tensorflow", "torch", "openvino"):
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
-    tree = tmp_path / "tree"
-    if patched:
-        patchset.assemble(fork.ROOT, tree)
-    else:
-        shutil.copytree(pristine, tree)
-        for name, file in patchset.devtree(fork.ROOT).items():
-            (tree / name).write_bytes(file.data)
-    (tree / "keras" / "out").mkdir()
-    env = os.environ | {"PYTHONPATH": str(tree), "KERAS_BACKEND": "numpy"}
-    command = [sys.executable, "-c", NAMEX]
-    subprocess.run(command, cwd=tree, env=env, check=True)
-    assert public(tree / "keras/out") == public(tree / "keras/api")
