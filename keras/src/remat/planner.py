@@ -1,30 +1,261 @@
-"""Chooses regions: least memory, or least arithmetic within a budget."""
+"""Chooses regions: least memory, or least arithmetic within a memory budget.
+
+The graph is taken as a chain of segments in a fixed order, as Chen et al.
+2016 (arXiv 1604.06174) do, whose square-root rule this replaces by the best
+cuts for the sizes at hand. Like rotor (Beaumont et al. 2019, arXiv
+1911.13214) it is a dynamic program over steps which differ in size and time.
+Unlike rotor's, labels carry a worst moment relative to what is kept before
+(see `frontier.py`), which needs no grid of memory sizes and gives all budgets
+in one pass.
+
+Exact, over segments of consecutive nodes in the memory model of `chain.py`:
+
+- the least peak at one level, up to `FLOOR_CUTS` nodes;
+- the least arithmetic at one level for every budget, up to `CUTS` nodes and
+  while no cut has more labels than it may (4096 for short chains, `LABELS`
+  for long ones).
+
+What is not optimal:
+
+- Longer chains are cut at the narrowest places only, then once more around
+  the cuts that this chose.
+- Labels above the limit are thinned out: costs were then up to some 10 %
+  above those of a search with all cuts and four times the labels.
+- Nesting is best for the least peak of each region, not for its cost.
+- Segments are consecutive in the given order. A general schedule (Checkmate,
+  arXiv 1910.02653) may recompute one branch and keep its neighbour, order
+  nodes otherwise, or run a node again for each of its uses. In the memory
+  model a region's backward is one unit.
+"""
+
+import bisect
+import functools
 
 import numpy as np
 
-from keras.src.remat.chain import Chain  # noqa: F401
-from keras.src.remat.chain import Plan  # noqa: F401
+from keras.src.remat.chain import Chain
+from keras.src.remat.chain import Plan
 from keras.src.remat.chain import Segment
-from keras.src.remat.chain import Value  # noqa: F401
+from keras.src.remat.chain import Value
+from keras.src.remat.frontier import FAR
+from keras.src.remat.frontier import Frontier
+from keras.src.remat.frontier import Spans
+from keras.src.remat.frontier import cost_per_flop
+from keras.src.remat.nested import nested_kinds
+
+__all__ = [
+    "BudgetError",
+    "Chain",
+    "Plan",
+    "Segment",
+    "Value",
+    "cheapest",
+    "least_peak",
+    "narrow_cuts",
+    "tradeoff",
+]
+
+FLOOR_CUTS = 1024
+CUTS = 192
+NESTED_CUTS = 128
+LABELS = 192
+
+
+class BudgetError(ValueError):
+    """No plan fits the budget.
+
+    Attributes:
+        floor: Bytes of the lowest peak that can be reached.
+    """
+
+    def __init__(self, budget, floor):
+        self.floor = floor
+        super().__init__(
+            "`budget` must be at least the lowest peak that recomputation "
+            f"can reach, {floor} bytes. Received: budget={budget}. Use a "
+            "smaller batch, or allow more levels."
+        )
+
+
+def narrow_cuts(chain, limit, always=(), weight=None):
+    """Positions worth a cut: the narrowest one of each stretch.
+
+    Args:
+        chain: A `Chain`.
+        limit: How many stretches. Shorter chains get every position.
+        always: Positions to have in any case.
+        weight: How densely to look at each node. Defaults to an even mix of
+            node count and residual bytes.
+
+    Returns:
+        Increasing array, from 0 to `n`.
+    """
+    n = chain.n
+    if n <= limit:
+        return np.arange(n + 1)
+    if weight is None:
+        saved = np.diff(chain.saved_before)
+        weight = 1 / n + saved / max(1, saved.sum())
+    so_far = np.cumsum(weight)[:-1]
+    stretch = (so_far * (limit / (so_far[-1] * (1 + 1e-9)))).astype(int)
+    order = np.lexsort((chain.crossing[1:n], stretch))
+    first = np.unique(stretch[order], return_index=True)[1]
+    fixed = np.asarray([0, n, *always], int)
+    return np.unique(np.concatenate([fixed, order[first] + 1]))
+
+
+def _lowest(chain):
+    """Segments of least peak at one level, over many cuts."""
+    cuts = narrow_cuts(chain, FLOOR_CUTS)
+    worst = np.full(len(cuts), -FAR, np.int64)
+    first = [None] * len(cuts)
+    for i in reversed(range(len(cuts) - 1)):
+        span, rest = chain.spans(cuts[i], cuts[i + 1 :]), worst[i + 1 :]
+        need = np.maximum(span["forward"], span["again"])
+        region = np.maximum(need, span["keep"] + rest)
+        plain = np.maximum(span["plain"], span["keep_plain"] + rest)
+        both = np.minimum(region, plain)
+        k = int(both.argmin())
+        worst[i], first[i] = both[k], i + 1 + k
+    found = [0]
+    while found[-1] < len(cuts) - 1:
+        found.append(first[found[-1]])
+    return cuts[found]
+
+
+def _frontier(chain, cuts, levels, share=1):
+    spans = Spans(chain, cuts)
+    kinds = [spans.plain()]
+    if levels > 0:
+        kinds += [spans.region(), *nested_kinds(spans, levels)]
+    labels = LABELS * CUTS**2 // len(cuts) ** 2
+    labels = min(max(labels, LABELS), 4096) * 2 // max(2, len(kinds))
+    return Frontier(kinds, labels // share)
+
+
+def _borders(segments):
+    found = set()
+    for segment in segments:
+        found |= {segment.start, segment.stop} | _borders(segment.inner)
+    return found
+
+
+def _closer_cuts(chain, cuts, limit, frontier):
+    """Other places, around those where points of the curve have cuts."""
+    points = np.linspace(0, len(frontier.peaks) - 1, 5).astype(int)
+    lowest = sorted(_borders(frontier.segments(0)))
+    used = set().union(*(_borders(frontier.segments(p)) for p in points))
+    weight = np.full(chain.n, 1e-9)
+    for i in np.searchsorted(cuts, sorted(used)):
+        weight[cuts[max(0, i - 1)] : cuts[min(len(cuts) - 1, i + 1)]] = 1
+    room = max(limit - len(lowest), limit // 2)
+    return narrow_cuts(chain, room, lowest, weight)
+
+
+@functools.lru_cache(maxsize=8)
+def _frontiers(chain, levels):
+    limit = CUTS if levels < 2 else NESTED_CUTS
+    if chain.n < limit:
+        found = [_frontier(chain, np.arange(chain.n + 1), levels)]
+    else:
+        always = _lowest(chain) if levels == 1 else ()
+        room = max(limit - len(always), limit // 2)
+        cuts = narrow_cuts(chain, room, always)
+        found = [_frontier(chain, cuts, levels, share=4)]
+        cuts = _closer_cuts(chain, cuts, limit, found[0])
+        found.append(_frontier(chain, cuts, levels))
+    # What fewer levels can do, so that more are never worse.
+    return found + (_frontiers(chain, levels - 1) if levels > 1 else [])
+
+
+@functools.lru_cache(maxsize=8)
+def _curve(chain, levels):
+    """Lists of peaks, rising, and of functions that make their segments.
+
+    Costs fall. Of plans with the same arithmetic only the lowest is there.
+    """
+    frontiers = _frontiers(chain, levels)
+    points = sorted(
+        (int(peak), int(cost), i, label)
+        for i, f in enumerate(frontiers)
+        for label, (peak, cost) in enumerate(zip(f.peaks, f.costs))
+    )
+    per_flop = cost_per_flop(chain)
+    peaks, makers, least = [], [], None
+    for peak, cost, i, label in points:
+        if least is None or cost // per_flop < least:
+            least = cost // per_flop
+            peaks.append(peak)
+            makers.append(functools.partial(frontiers[i].segments, label))
+    return peaks, makers
+
+
+def _check_levels(levels, name):
+    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 0:
+        raise ValueError(
+            f"`{name}` must be an integer, at least 0. Received: {levels}"
+        )
 
 
 def least_peak(chain, levels=1):
-    """The plan of least peak. First version: every cut is a candidate."""
-    n = chain.n
-    best = np.zeros(n + 1, np.int64)
-    choice = [None] * n
-    for a in reversed(range(n)):
-        s = chain.spans(a)
-        after = best[a + 1 :]
-        region = np.maximum(s["forward"], s["again"])
-        region = np.maximum(region, s["keep"] + after)
-        plain = np.maximum(s["plain"], s["keep_plain"] + after)
-        both = np.minimum(region, plain)
-        k = int(both.argmin())
-        best[a] = both[k]
-        choice[a] = Segment(a, a + 1 + k, bool(region[k] < plain[k]))
-    segments, at = [], 0
-    while at < n:
-        segments.append(choice[at])
-        at = segments[-1].stop
-    return chain.plan(segments)
+    """The plan of least peak; of those, the one of least extra arithmetic.
+
+    Args:
+        chain: A `Chain`.
+        levels: How often a node may run again. With more than 1, regions are
+            cut inside again: exact for the peak over the cuts looked at,
+            except that inner parts are never plain but for the last one.
+            Defaults to 1.
+
+    Returns:
+        A `Plan`.
+    """
+    _check_levels(levels, "levels")
+    _, makers = _curve(chain, levels)
+    return chain.plan(makers[0]())
+
+
+def cheapest(chain, budget, max_levels=2):
+    """The plan of least extra arithmetic whose peak is within the budget.
+
+    Of several, the one of lowest peak, then of fewest regions. A greater
+    budget never costs more. Nested regions are in it where they make the
+    plan cheaper, or possible.
+
+    Args:
+        chain: A `Chain`.
+        budget: Bytes; a number.
+        max_levels: How often a node may run again. Defaults to 2.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        BudgetError: If no plan fits; it tells the lowest reachable peak.
+    """
+    _check_levels(max_levels, "max_levels")
+    peaks, makers = _curve(chain, max_levels)
+    at = bisect.bisect_right(peaks, budget) - 1
+    if at < 0:
+        raise BudgetError(budget, peaks[0])
+    return chain.plan(makers[at]())
+
+
+def tradeoff(chain, points=12, max_levels=2):
+    """Plans from the least peak to the plain run, for a plot.
+
+    Args:
+        chain: A `Chain`.
+        points: How many budgets to try, evenly spaced. Defaults to 12.
+        max_levels: As in `cheapest`.
+
+    Returns:
+        List of `(peak, extra_flops, plan)`, peaks rising, flops falling.
+    """
+    _check_levels(max_levels, "max_levels")
+    peaks, makers = _curve(chain, max_levels)
+    budgets = np.linspace(peaks[0], peaks[-1], points)
+    at = {bisect.bisect_right(peaks, b) - 1 for b in budgets}
+    at |= {0, len(peaks) - 1}
+    plans = [chain.plan(makers[i]()) for i in sorted(at - {-1})]
+    return [(p.peak, p.extra_flops, p) for p in plans]

@@ -1,0 +1,19 @@
+"""Upstream's import path of rematerialization, and what its hooks call."""
+
+from keras.src.backend.common.remat_op import remat as remat
+from keras.src.backend.common.remat_scope import (
+    EffectiveSetting as EffectiveSetting,
+)
+from keras.src.backend.common.remat_scope import RematMode as RematMode
+from keras.src.backend.common.remat_scope import RematScope as RematScope
+from keras.src.backend.common.remat_scope import (
+    get_current_remat_mode as get_current_remat_mode,
+)
+from keras.src.backend.common.remat_scope import note_scope as note_scope
+
+
+def wrap_call(op, fn, args, kwargs):
+    """`fn` itself, or `fn` as its layer's setting wants it to run."""
+    from keras.src.remat import hooks
+
+    return hooks.wrap_call(op, fn, args, kwargs)

@@ -1,0 +1,241 @@
+"""`RematPolicy`: what a region keeps, and how a model is cut into regions."""
+
+from keras.src.api_export import keras_export
+
+KEEP_WORDS = ("nothing", "matmuls", "matmuls_no_batch")
+
+
+@keras_export("keras.RematPolicy")
+class RematPolicy:
+    """Decides what rematerialization keeps for the backward pass, and where.
+
+    By default a region keeps nothing but its inputs: least memory, one more
+    forward run. A policy keeps what is dear to compute and cheap to hold.
+
+    Args:
+        keep: What a region keeps besides its inputs. One of:
+            - `"nothing"`: least memory.
+            - `"matmuls"`: results of matrix products, einsums, convolutions
+              and fused attention, so that none of them runs twice.
+            - `"matmuls_no_batch"`: the same without products that have a
+              batch dimension on both sides (attention scores).
+            - A name or list of names given by `keras.ops.remat_name`.
+            - A function of `(op_name, value_name, shape, dtype)` that returns
+              a bool. `value_name` is `None` for an untagged value.
+            Defaults to `"nothing"`.
+        offload: Whether kept values wait in the memory of the host. Either a
+            bool or a list of names given by `keras.ops.remat_name`. Defaults
+            to `False`.
+        memory_budget: What a training step may need beyond weights and batch,
+            for a model: bytes as an integer, a string such as `"2GiB"`, a
+            float between 0 and 1 (a share of the plain peak) or `"auto"`, what
+            the device has free. Defaults to `None`: no budget, least memory at
+            one more forward run.
+        every: Only each `every`-th unit becomes a region. Defaults to `1`.
+        levels: How deep regions nest in regions. Each level costs one more
+            forward run and lowers the memory. Defaults to `1`.
+
+    Raises:
+        ValueError: If an argument is none of the above.
+
+    Example:
+
+    >>> policy = keras.RematPolicy(keep="matmuls")
+    >>> layer = keras.layers.Dense(8, activation="gelu", remat=policy)
+    >>> layer.remat.keep
+    'matmuls'
+    """
+
+    def __init__(
+        self,
+        keep="nothing",
+        offload=False,
+        memory_budget=None,
+        every=1,
+        levels=1,
+    ):
+        self.keep = check_keep(keep)
+        self.offload = check_offload(offload)
+        self.memory_budget = check_budget(memory_budget)
+        self.every = check_count("every", every)
+        self.levels = check_count("levels", levels)
+
+    def __or__(self, other):
+        """A policy that keeps what either of the two keeps."""
+        if not isinstance(other, RematPolicy):
+            return NotImplemented
+        return RematPolicy(
+            keep=(*self.parts(), *other.parts()),
+            offload=join_offload(self.offload, other.offload),
+            memory_budget=self.memory_budget or other.memory_budget,
+            every=max(self.every, other.every),
+            levels=max(self.levels, other.levels),
+        )
+
+    def parts(self):
+        """The alternatives of `keep`: words, names and functions."""
+        return self.keep if isinstance(self.keep, tuple) else (self.keep,)
+
+    def keeps_something(self):
+        return self.keep != "nothing" or bool(self.offload)
+
+    def get_config(self):
+        from keras.src.saving import serialization_lib
+
+        keep = self.keep
+        if isinstance(keep, tuple) or callable(keep):
+            keep = serialization_lib.serialize_keras_object(
+                list(self.parts()) if isinstance(keep, tuple) else keep
+            )
+        return {
+            "keep": keep,
+            "offload": self.offload,
+            "memory_budget": self.memory_budget,
+            "every": self.every,
+            "levels": self.levels,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        from keras.src.saving import serialization_lib
+
+        config = dict(config)
+        if isinstance(config.get("keep"), (dict, list)):
+            config["keep"] = serialization_lib.deserialize_keras_object(
+                config["keep"]
+            )
+        return cls(**config)
+
+    def key(self):
+        """A hashable form, for caches."""
+        offload = self.offload
+        return (
+            self.parts(),
+            offload if isinstance(offload, bool) else tuple(offload),
+            self.memory_budget,
+            self.every,
+            self.levels,
+        )
+
+    def __eq__(self, other):
+        return isinstance(other, RematPolicy) and self.key() == other.key()
+
+    def __hash__(self):
+        return hash(self.key())
+
+    def __repr__(self):
+        shown = {k: v for k, v in vars(self).items() if v != DEFAULTS[k]}
+        words = ", ".join(f"{k}={v!r}" for k, v in shown.items())
+        return f"RematPolicy({words})"
+
+
+DEFAULTS = {
+    "keep": "nothing",
+    "offload": False,
+    "memory_budget": None,
+    "every": 1,
+    "levels": 1,
+}
+
+
+def check_keep(keep):
+    if callable(keep):
+        return keep
+    parts = [keep] if isinstance(keep, str) else keep
+    ok = isinstance(parts, (list, tuple)) and all(
+        isinstance(p, str) or callable(p) for p in parts
+    )
+    if not ok or not parts:
+        raise ValueError(
+            "`keep` must be one of "
+            f"{', '.join(map(repr, KEEP_WORDS))}, a list of names given by "
+            "`keras.ops.remat_name`, or a function of (op name, value name, "
+            f"shape, dtype). Received: keep={keep!r} (of type {type(keep)})"
+        )
+    if isinstance(keep, str) and keep not in KEEP_WORDS:
+        raise ValueError(
+            f"Unknown policy. `keep` must be one of "
+            f"{', '.join(map(repr, KEEP_WORDS))}; names of values are given "
+            f"as a list, e.g. `keep=[{keep!r}]`. Received: keep={keep!r}"
+        )
+    return keep if isinstance(keep, str) else tuple(dict.fromkeys(parts))
+
+
+def check_offload(offload):
+    if isinstance(offload, bool):
+        return offload
+    if isinstance(offload, (list, tuple)) and all(
+        isinstance(name, str) for name in offload
+    ):
+        return list(offload)
+    raise ValueError(
+        "`offload` must be a bool or a list of names given by "
+        f"`keras.ops.remat_name`. Received: offload={offload!r}"
+    )
+
+
+def join_offload(a, b):
+    if a is True or b is True:
+        return True
+    return [*(a or []), *(b or [])] or False
+
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+def check_budget(budget):
+    if budget is None or budget == "auto":
+        return budget
+    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if number and budget > 0:
+        if isinstance(budget, int) or 0 < budget < 1 or budget == int(budget):
+            return budget
+    elif isinstance(budget, str) and parse_bytes(budget):
+        return budget
+    raise ValueError(
+        "`memory_budget` must be a positive number of bytes, a string such "
+        'as "2GiB" or "512MB", a float between 0 and 1 (a share of the plain '
+        f'peak) or "auto". Received: memory_budget={budget!r}'
+    )
+
+
+def parse_bytes(text):
+    """The number of bytes that `text` names, or `None` if it names none."""
+    digits = text.strip().rstrip("KMGIBkmgib ")
+    unit = text.strip()[len(digits) :].strip().upper()
+    try:
+        return int(float(digits) * UNITS[unit])
+    except (KeyError, ValueError):
+        return None
+
+
+def check_count(name, value):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ValueError(
+        f"`{name}` must be an integer of at least 1. Received: {name}={value!r}"
+    )
+
+
+def get_policy(value, argument="policy"):
+    """Makes a `RematPolicy` of a policy, its config, or a word for `keep`."""
+    if value is None or isinstance(value, RematPolicy):
+        return value
+    if isinstance(value, str):
+        return RematPolicy(keep=value)
+    if isinstance(value, dict):
+        return RematPolicy.from_config(value.get("config", value))
+    raise ValueError(
+        f"`{argument}` must be a `keras.RematPolicy`, its config, or one of "
+        f"{', '.join(map(repr, KEEP_WORDS))}. "
+        f"Received: {argument}={value!r} (of type {type(value)})"
+    )

@@ -1,0 +1,225 @@
+"""What an operation keeps for its backward pass on JAX, from shapes alone.
+
+The operation is traced as `jax.vjp` would run it. What the traced forward
+returns beyond its results are the residuals; values that differ only in shape
+share one buffer.
+"""
+
+import math
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from keras.src.backend.common import standardize_dtype
+from keras.src.backend.common.stateless_scope import StatelessScope
+
+MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+SAME_BUFFER = (
+    "copy",
+    "copy_p",
+    "expand_dims",
+    "name",
+    "optimization_barrier",
+    "reduce_precision",
+    "reshape",
+    "squeeze",
+)
+# Reading and writing memory, without arithmetic.
+NO_ARITHMETIC = SAME_BUFFER + (
+    "broadcast_in_dim",
+    "concatenate",
+    "convert_element_type",
+    "dynamic_slice",
+    "dynamic_update_slice",
+    "gather",
+    "iota",
+    "pad",
+    "rev",
+    "slice",
+    "split",
+    "transpose",
+)
+
+
+def trace(call, inputs, variables):
+    """Runs `call` on abstract tensors, as the forward run of training.
+
+    Args:
+        call: Takes a list of tensors, returns a flat list of tensors.
+        inputs: List of `(shape, dtype, differentiable)`.
+        variables: The Keras variables that `call` reads or writes.
+
+    Returns:
+        Dict. `outputs`: list of `(shape, dtype, bytes)`. `aliases`: for each
+        output the input that it shares memory with, or `None`. `saved_inputs`
+        and `saved_outputs`: indices of those that the backward pass reads;
+        `internal`: bytes of all else that it reads but for variables.
+        `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
+        of matrix products and convolutions. `largest`: bytes of the largest
+        value.
+    """
+    specs = [jax.ShapeDtypeStruct(s, d) for s, d, _ in inputs]
+    specs += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+    wanted = [d for _, _, d in inputs] + [v.trainable for v in variables]
+    wanted = [
+        w and jax.numpy.issubdtype(s.dtype, jax.numpy.inexact)
+        for w, s in zip(wanted, specs)
+    ]
+
+    def forward(*values):
+        given = values[len(inputs) :]
+        with StatelessScope(state_mapping=list(zip(variables, given))):
+            return [jax.numpy.asarray(y) for y in call(values[: len(inputs)])]
+
+    def run(*values):
+        def of_wanted(*changed):
+            changed = iter(changed)
+            return forward(
+                *(next(changed) if w else v for w, v in zip(wanted, values))
+            )
+
+        return jax.vjp(of_wanted, *(v for w, v in zip(wanted, values) if w))
+
+    function = run if any(wanted) else lambda *values: (forward(*values), ())
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
+    return describe(closed.jaxpr, len(inputs), len(shapes[0]))
+
+
+def describe(jaxpr, n_inputs, n_outputs):
+    roots = shared_buffers(jaxpr)
+    root = [roots.get(v, v) if is_var(v) else v for v in jaxpr.outvars]
+    outputs, kept = jaxpr.outvars[:n_outputs], set()
+    kept.update(v for v in root[n_outputs:] if is_var(v))
+    arguments = list(jaxpr.invars[:n_inputs])
+    ours = {v for v in root[:n_outputs] if is_var(v)}
+    outside = {*jaxpr.invars, *jaxpr.constvars, *ours}
+    return {
+        "outputs": [
+            (v.aval.shape, standardize_dtype(v.aval.dtype), size(v))
+            for v in outputs
+        ],
+        "aliases": [
+            arguments.index(v) if is_var(v) and v in arguments else None
+            for v in root[:n_outputs]
+        ],
+        "saved_inputs": [i for i, v in enumerate(arguments) if v in kept],
+        "saved_outputs": [
+            i for i, v in enumerate(root[:n_outputs]) if is_var(v) and v in kept
+        ],
+        "internal": sum(size(v) for v in kept if v not in outside),
+        **arithmetic(jaxpr),
+    }
+
+
+def is_var(v):
+    return not isinstance(v, jex_core.Literal)
+
+
+def size(v):
+    dtype = getattr(v.aval, "dtype", None)
+    if not isinstance(dtype, np.dtype):  # Random keys.
+        return 0
+    return math.prod(v.aval.shape) * dtype.itemsize
+
+
+def shared_buffers(jaxpr):
+    """Maps variables to the ones whose buffer they are."""
+    roots = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in SAME_BUFFER:
+            pairs = zip(eqn.outvars, eqn.invars)
+        elif eqn.primitive.name == "convert_element_type":
+            same = eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+            pairs = zip(eqn.outvars, eqn.invars) if same else ()
+        elif eqn.primitive.name in ("jit", "pjit", "closed_call"):
+            pairs = through_call(eqn)
+        else:
+            continue
+        for out, source in pairs:
+            if is_var(source):
+                roots[out] = roots.get(source, source)
+    return roots
+
+
+def through_call(eqn):
+    inner = eqn.params["jaxpr"].jaxpr
+    roots, seen = shared_buffers(inner), dict(zip(inner.invars, eqn.invars))
+    pairs = []
+    for out, v in zip(eqn.outvars, inner.outvars):
+        if is_var(v):
+            pairs.append((out, seen.setdefault(roots.get(v, v), out)))
+    return pairs
+
+
+def arithmetic(jaxpr):
+    found = {"flops": 0, "matmuls": 0, "largest": 0}
+    for eqn in jaxpr.eqns:
+        for key, value in of_equation(eqn).items():
+            if key == "largest":
+                found[key] = max(found[key], value)
+            else:
+                found[key] += value
+    return found
+
+
+def of_equation(eqn):
+    name = eqn.primitive.name
+    made = sum(size(v) for v in eqn.outvars)
+    inner = [arithmetic(j) for j in jaxprs_in(eqn.params)]
+    if not inner:
+        matmul = name in MATMULS
+        return {
+            "flops": flops(eqn),
+            "matmuls": made if matmul else 0,
+            "largest": max((size(v) for v in eqn.outvars), default=0),
+        }
+    if name == "cond":
+        inner = [max(inner, key=lambda x: x["flops"])]
+    times = eqn.params["length"] if name == "scan" else 1
+    return {
+        "flops": times * sum(x["flops"] for x in inner),
+        "matmuls": times * sum(x["matmuls"] for x in inner),
+        "largest": max(made, *(x["largest"] for x in inner)),
+    }
+
+
+def jaxprs_in(params):
+    for value in params.values():
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(x, jex_core.ClosedJaxpr):
+                yield x.jaxpr
+            elif isinstance(x, jex_core.Jaxpr):
+                yield x
+
+
+def flops(eqn):
+    name = eqn.primitive.name
+    if name in NO_ARITHMETIC:
+        return 0
+    out = math.prod(getattr(eqn.outvars[0].aval, "shape", ()))
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        shape = eqn.invars[0].aval.shape
+        return 2 * out * math.prod(shape[i] for i in contracted)
+    if name == "conv_general_dilated":
+        return conv_flops(eqn, out)
+    if name.startswith(("reduce_", "arg", "cum", "sort")):
+        return math.prod(eqn.invars[0].aval.shape)
+    return out
+
+
+def conv_flops(eqn, out):
+    """Two per tap: not those that dilation fills with zeros."""
+    kernel = eqn.invars[1].aval.shape
+    dims = eqn.params["dimension_numbers"].rhs_spec
+    taps = math.prod(kernel[i] for i in dims[1:])
+    return 2 * out * taps // math.prod(eqn.params["lhs_dilation"])
+
+
+def free_memory():
+    """Bytes free on the default device, or `None` if it cannot be told."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

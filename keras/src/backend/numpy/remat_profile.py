@@ -1,0 +1,45 @@
+"""A stand-in: nothing is ever differentiated here.
+
+So that plans can be looked at on this backend too, an operation counts as
+keeping its outputs.
+"""
+
+import math
+
+from keras.src import backend
+from keras.src.backend import KerasTensor
+from keras.src.utils.dtype_utils import dtype_size
+
+
+def trace(call, inputs, variables):
+    """Infers what `call` returns, and takes its results as kept.
+
+    Args:
+        call: Takes a list of tensors, returns a flat list of tensors.
+        inputs: List of `(shape, dtype, differentiable)`.
+        variables: The Keras variables that `call` reads or writes.
+
+    Returns:
+        Dict, see `keras/src/backend/jax/remat_profile.py`.
+    """
+    specs = [KerasTensor(shape, dtype) for shape, dtype, _ in inputs]
+    outputs = backend.compute_output_spec(lambda *x: call(list(x)), *specs)
+    sizes = [
+        (y.shape, y.dtype, math.prod(y.shape) * dtype_size(y.dtype) // 8)
+        for y in outputs
+    ]
+    return {
+        "outputs": sizes,
+        "aliases": [None] * len(outputs),
+        "saved_inputs": [],
+        "saved_outputs": list(range(len(outputs))),
+        "internal": 0,
+        "flops": sum(math.prod(y.shape) for y in outputs),
+        "matmuls": 0,
+        "largest": max((size for _, _, size in sizes), default=0),
+    }
+
+
+def free_memory():
+    """Bytes free on the default device, or `None` if it cannot be told."""
+    return None

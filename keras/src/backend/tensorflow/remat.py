@@ -1,0 +1,307 @@
+"""Rematerialization on TensorFlow: a recorded operation that runs again.
+
+`tf.recompute_grad` is not built on: it refuses keywords in graphs, loses the
+gradient of tensors that a function closes over, and lets the executor start
+all second runs at once. Here the first run is hidden from all tapes, and one
+operation is recorded for it, whose gradient runs the region again.
+
+In a graph the order is fixed, so that regions run again one at a time: the
+second run starts when the incoming gradient is there, and hands its own
+gradient on only when the gradients of its weights are done.
+"""
+
+import contextlib
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks
+
+
+def checkpoint(run, inputs, policy=None):
+    """Calls `run.first(*inputs)`, keeping only the inputs for the gradient.
+
+    Args:
+        run: A region's `Run`.
+        inputs: List of tensors, sparse and ragged ones included.
+        policy: A `RematPolicy`, or `None` to keep nothing.
+
+    Returns:
+        The flat list of tensors that `run.first` returns.
+    """
+    flat_inputs = tf.nest.flatten(inputs, expand_composites=True)
+    if tf.executing_eagerly():
+        seen = EagerSight()
+    else:
+        seen = GraphSight(tf.compat.v1.get_default_graph())
+    run.graph = seen.graph
+    with record.VariableWatcher() as watcher, paused(run), seen:
+        results = run.first(*inputs)
+        # One that is an input too must be told apart from it.
+        results = tf.nest.map_structure(
+            tf.identity, results, expand_composites=True
+        )
+    reads = [value for _, value in run.reads.values()]
+    known = [*flat_inputs, *reads]
+    variables = list(watcher.watched_variables())
+    captured = seen.captured(known)
+    flat_results = tf.nest.flatten(results, expand_composites=True)
+    gradient = Gradient(run, inputs, reads, captured, variables, flat_results)
+    sources = [*known, *captured, *(v.handle for v in variables)]
+    if seen.graph is not None:
+        with record.stop_recording():
+            flat_results = hide_by_identity(flat_results, sources, gradient)
+    record.record_operation(
+        "RematRegion", flat_results, sources, gradient, gradient.forward
+    )
+    return tf.nest.pack_sequence_as(
+        results, flat_results, expand_composites=True
+    )
+
+
+class Gradient:
+    """Maps gradients of a region's results to those of its sources."""
+
+    def __init__(self, run, inputs, reads, captured, variables, results):
+        self.run = run
+        self.inputs = inputs
+        self.reads = reads
+        self.captured = captured
+        self.variables = variables
+        self.trains = [is_differentiable(x) for x in results]
+
+    def __call__(self, *gradients):
+        # Forward-mode calls this with recording stopped.
+        if not pywrap_tfe.TFE_Py_TapeSetIsStopped():
+            return self.run_again(gradients)
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+        try:
+            return self.run_again(gradients)
+        finally:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+    def run_again(self, gradients):
+        in_graph = not tf.executing_eagerly()
+        incoming = [g for g, t in zip(gradients, self.trains) if t]
+        known = [g for g in incoming if g is not None]
+        inputs, reads = self.inputs, self.reads
+        if in_graph:
+            inputs, reads = after(known, inputs, reads)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            flat = tf.nest.flatten(inputs, expand_composites=True)
+            sources = [*flat, *reads, *self.captured]
+            tape.watch([x for x in sources if is_differentiable(x)])
+            for v in self.variables:
+                tape.watch(v)
+            results = self.run.again(*inputs, values=reads)
+        results = tf.nest.flatten(results, expand_composites=True)
+        targets = [x for x, t in zip(results, self.trains) if t]
+        targets = [x for x, g in zip(targets, incoming) if g is not None]
+        at = [i for i, x in enumerate(sources) if is_differentiable(x)]
+        found = tape.gradient(
+            targets,
+            [sources[i] for i in at] + self.variables,
+            output_gradients=known,
+        )
+        result = [None] * len(sources) + list(found[len(at) :])
+        for i, g in zip(at, found):
+            result[i] = g
+        return finished(result, len(flat)) if in_graph else result
+
+    def forward(self, *tangents):
+        """Tangents of the results, for `tf.autodiff.ForwardAccumulator`.
+
+        No tape records here, so this is the gradient, taken in a graph, of
+        the gradient with respect to what comes in.
+        """
+        if self.captured or self.variables:
+            raise NotImplementedError(
+                "Forward-mode differentiation of a rematerialized function "
+                "needs all its tensors as arguments. Received: function "
+                f"'{self.run.name}', which closes over tensors. Pass them as "
+                "arguments."
+            )
+        known = tf.nest.flatten([self.inputs, self.reads], True)
+        at = [i for i, x in enumerate(known) if is_differentiable(x)]
+
+        @tf.function(autograph=False)
+        def tangents_of(inputs, reads, tangents):
+            flat = tf.nest.flatten([inputs, reads], True)
+            results = self.run.again(*inputs, values=reads)
+            results = tf.nest.flatten(results, expand_composites=True)
+            incoming = [tf.ones_like(x) for x in results]
+            back = tf.gradients(results, [flat[i] for i in at], incoming)
+            pairs = [(b, t) for b, t in zip(back, tangents) if b is not None]
+            return tf.gradients(
+                [b for b, _ in pairs],
+                incoming,
+                [t for _, t in pairs],
+                unconnected_gradients="zero",
+            )
+
+        return tangents_of(self.inputs, self.reads, [tangents[i] for i in at])
+
+
+def is_differentiable(x):
+    return x.dtype.is_floating or x.dtype.is_complex
+
+
+def after(gradients, inputs, reads):
+    """Copies of the tensors that exist only once the gradients are there."""
+    with tf.control_dependencies([values_of(g) for g in gradients]):
+        again = tf.nest.map_structure(
+            tf.identity, inputs, expand_composites=True
+        )
+        reads = [tf.identity(x) for x in reads]
+    return again, reads
+
+
+def finished(found, n_inputs):
+    """Holds the inputs' gradients back until all the others are done."""
+    others = [values_of(g) for g in found[n_inputs:] if g is not None]
+    with tf.control_dependencies(others):
+        first = [
+            None
+            if g is None
+            else tf.nest.map_structure(tf.identity, g, expand_composites=True)
+            for g in found[:n_inputs]
+        ]
+    return first + found[n_inputs:]
+
+
+def values_of(gradient):
+    return getattr(gradient, "values", gradient)
+
+
+def hide_by_identity(results, sources, gradient):
+    """Hides the first run from gradients that are taken by walking the graph.
+
+    Loops and functions are differentiated so, later and without a tape.
+    """
+
+    def gradient_of_op(op, *gradients):
+        found = gradient(*gradients[: len(results)])
+        return [None] * len(results) + found
+
+    graph = tf.compat.v1.get_default_graph()
+    with graph._override_gradient_function({"IdentityN": gradient_of_op}):
+        return tf.identity_n([*results, *sources])[: len(results)]
+
+
+class EagerSight:
+    """Sees the tensors that a function closes over, by watching its ops."""
+
+    graph = None
+
+    def __enter__(self):
+        self.made, self.used = set(), {}
+        op_callbacks.add_op_callback(self.see)
+
+    def __exit__(self, *args):
+        op_callbacks.remove_op_callback(self.see)
+
+    def see(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is not None:  # a `tf.function` that is being traced
+            return
+        for x in inputs:
+            if id(x) not in self.made:
+                self.used[id(x)] = x
+        self.made.update(id(x) for x in outputs or ())
+
+    def captured(self, known):
+        known = {id(x) for x in known}
+        return [
+            x
+            for key, x in self.used.items()
+            if key not in known
+            and is_differentiable(x)
+            and record.should_record_backprop([x])
+        ]
+
+
+class GraphSight:
+    """Sees the tensors that a function closes over, by the graph's new ops."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def __enter__(self):
+        self.before = len(self.graph.get_operations())
+
+    def __exit__(self, *args):
+        self.new = self.graph.get_operations()[self.before :]
+
+    def captured(self, known):
+        known = {id(x) for x in known}
+        new = {op for op in self.new if op.type != "Placeholder"}
+        used = {}
+        for op in new:
+            for x in op.inputs:
+                if x.op not in new and is_differentiable(x):
+                    used.setdefault(id(x), x)
+        return [x for key, x in used.items() if key not in known]
+
+
+@contextlib.contextmanager
+def paused(run):
+    """Hides what runs from all tapes, but for `read`."""
+    run.paused = not pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    try:
+        with record.stop_recording():
+            yield
+    finally:
+        run.paused = False
+
+
+def read(variable, run):
+    """The value of a variable as a tensor that the open tapes have seen."""
+    value = variable._value
+    graph = getattr(run, "graph", None)
+    if value is None or (graph is None and not tf.executing_eagerly()):
+        return None  # inside of a `tf.function` that may be kept
+    paused = getattr(run, "paused", False)
+    if paused:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        with contextlib.nullcontext() if graph is None else graph.as_default():
+            return tf.convert_to_tensor(value)
+    finally:
+        if paused:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+
+
+def assigned(value, before):
+    """The value that a variable has once `value` was assigned to it."""
+    value = tf.stop_gradient(value)
+    if not is_differentiable(value):
+        return value
+    return value + (before - tf.stop_gradient(before))
+
+
+def records_gradient():
+    """Whether a gradient may be taken of what runs now."""
+    if pywrap_tfe.TFE_Py_TapeSetIsStopped():
+        return False
+    return not tf.executing_eagerly() or record.could_possibly_record()
+
+
+def is_input(x):
+    """Whether `x` enters a region as a tensor."""
+    return tf.is_tensor(x) and not isinstance(x, tf.Variable)
+
+
+def is_output(x):
+    return tf.is_tensor(x) and not hasattr(x, "_initializer")
+
+
+def check_reads(run):
+    """Nothing to do: what is noted are tensors, which never change."""
+
+
+def is_early_stop(error):
+    return False
+
+
+@contextlib.contextmanager
+def building():
+    yield

@@ -1,0 +1,274 @@
+"""What an operation keeps for its backward pass on TensorFlow, from shapes.
+
+The operation and its gradient are traced into a scratch graph that never
+runs. What operations of the gradient read from the forward part is kept.
+Operations that only rename or reshape a tensor share its buffer. Loops keep
+lists of tensors, one per iteration.
+"""
+
+import math
+import re
+
+import tensorflow as tf
+
+from keras.src.backend.common import standardize_dtype
+from keras.src.backend.common.stateless_scope import StatelessScope
+
+SAME_BUFFER = {
+    "CheckNumerics",
+    "EnsureShape",
+    "ExpandDims",
+    "Identity",
+    "IdentityN",
+    "PreventGradient",
+    "Reshape",
+    "Squeeze",
+    "StopGradient",
+    "TensorListFromTensor",
+}
+# What reads no more than a shape, which is known.
+SHAPE_ONLY = {
+    "OnesLike",
+    "Rank",
+    "Shape",
+    "ShapeN",
+    "Size",
+    "TensorListElementShape",
+    "TensorListLength",
+    "ZerosLike",
+}
+NO_ARITHMETIC = (
+    SHAPE_ONLY
+    | SAME_BUFFER
+    | {
+        "BroadcastTo",
+        "Cast",
+        "ConcatV2",
+        "Const",
+        "Fill",
+        "GatherV2",
+        "Pack",
+        "Pad",
+        "PadV2",
+        "Placeholder",
+        "Range",
+        "ReadVariableOp",
+        "Slice",
+        "Split",
+        "SplitV",
+        "StridedSlice",
+        "Tile",
+        "Transpose",
+        "Unpack",
+    }
+)
+LOOPS = ("While", "StatelessWhile")
+
+
+def trace(call, inputs, variables):
+    """Traces `call` and its gradient, as in training.
+
+    Args:
+        call: Takes a list of tensors, returns a flat list of tensors.
+        inputs: List of `(shape, dtype, differentiable)`.
+        variables: The Keras variables that `call` reads or writes.
+
+    Returns:
+        Dict. `outputs`: list of `(shape, dtype, bytes)`. `aliases`: for each
+        output the input that it shares memory with, or `None`. `saved_inputs`
+        and `saved_outputs`: indices of those that the backward pass reads;
+        `internal`: bytes of all else that it reads but for variables.
+        `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
+        of matrix products and convolutions. `largest`: bytes of the largest
+        value.
+    """
+    graph = tf.__internal__.FuncGraph("remat_profile")
+    with tf.init_scope(), graph.as_default():
+        given = [placeholder(s, d) for s, d, _ in inputs]
+        values = [placeholder(v.shape, v.dtype) for v in variables]
+        with StatelessScope(state_mapping=list(zip(variables, values))):
+            outputs = [tf.convert_to_tensor(y) for y in call(list(given))]
+        forward = graph.get_operations()
+        wanted = [x for x, (_, _, w) in zip(given, inputs) if w]
+        wanted += [x for x, v in zip(values, variables) if v.trainable]
+        take_gradient(outputs, [x for x in wanted if x.dtype.is_floating])
+        backward = graph.get_operations()[len(forward) :]
+        kept = read_by(backward, set(forward))
+        for x in values:
+            kept.pop(x.name, None)
+        return describe(kept, given, outputs) | arithmetic(forward)
+
+
+def placeholder(shape, dtype):
+    return tf.compat.v1.placeholder(dtype, shape)
+
+
+def take_gradient(outputs, wanted):
+    targets = [y for y in outputs if y.dtype.is_floating]
+    if targets and wanted:
+        arriving = [placeholder(y.shape, y.dtype) for y in targets]
+        tf.gradients(targets, wanted, grad_ys=arriving)
+
+
+def read_by(backward, forward):
+    """Tensors by name that `backward` reads from `forward`."""
+    kept = {}
+    for op in backward:
+        if op.type in SHAPE_ONLY:
+            continue
+        for x in op.inputs:
+            if x.op in forward:
+                x = root(x)
+                if x.op.type != "Const":
+                    kept[x.name] = x
+    return kept
+
+
+def root(x):
+    """The tensor whose buffer `x` is."""
+    while x.op.type in SAME_BUFFER:
+        x = x.op.inputs[x.value_index if x.op.type == "IdentityN" else 0]
+    return x
+
+
+def describe(kept, inputs, outputs):
+    came_in = {x.name: i for i, x in enumerate(inputs)}
+    roots = [root(y).name for y in outputs]
+    outside = {*came_in, *roots}
+    return {
+        "outputs": [
+            (tuple(y.shape), standardize_dtype(y.dtype), size(y))
+            for y in outputs
+        ],
+        "aliases": [came_in.get(name) for name in roots],
+        "saved_inputs": sorted(came_in[n] for n in came_in if n in kept),
+        "saved_outputs": [i for i, name in enumerate(roots) if name in kept],
+        "internal": sum(size(x) for n, x in kept.items() if n not in outside),
+    }
+
+
+def size(x):
+    if x.dtype == tf.variant:
+        return list_size(x)
+    if x.dtype == tf.resource:
+        return 0
+    return elements(x) * x.dtype.size
+
+
+def elements(x):
+    if x.shape.rank is None:
+        return 1
+    return math.prod(1 if d is None else d for d in x.shape)
+
+
+def list_size(x):
+    """Bytes of a list that a loop pushes one tensor per iteration on."""
+    if x.op.type not in LOOPS:
+        return 0
+    pushed = body_of(x.op).outputs[x.value_index]
+    while pushed.op.type in SAME_BUFFER:
+        pushed = pushed.op.inputs[0]
+    if pushed.op.type != "TensorListPushBack":
+        return 0
+    return iterations(x.op) * size(pushed.op.inputs[1])
+
+
+def body_of(op):
+    return op.graph._get_function(op.get_attr("body").name).graph
+
+
+def iterations(op):
+    """How often a loop runs, by the lists that it reads and fills."""
+    lengths = [1]
+    for x in op.inputs:
+        if x.op.type == "TensorListReserve":
+            lengths.append(int(tf.get_static_value(x.op.inputs[1]) or 1))
+        elif x.op.type == "TensorListFromTensor":
+            lengths.append(x.op.inputs[0].shape[0] or 1)
+    return max(lengths)
+
+
+def arithmetic(ops):
+    found = {"flops": 0, "matmuls": 0, "largest": 0}
+    for op in ops:
+        if op.type in LOOPS:
+            inner, times = (
+                arithmetic(body_of(op).get_operations()),
+                iterations(op),
+            )
+            found["flops"] += times * inner["flops"]
+            found["matmuls"] += times * inner["matmuls"]
+            found["largest"] = max(found["largest"], inner["largest"])
+            continue
+        made = max((size(x) for x in op.outputs), default=0)
+        found["flops"] += flops(op)
+        if op.type != "Placeholder":
+            found["largest"] = max(found["largest"], made)
+        if op.type in MATMULS:
+            found["matmuls"] += made
+    return found
+
+
+def flops(op):
+    if op.type in NO_ARITHMETIC or not op.outputs:
+        return 0
+    if op.type in MATMULS:
+        return 2 * MATMULS[op.type](op)
+    if op.type in ("Sum", "Mean", "Max", "Min", "Prod", "ArgMax"):
+        return elements(op.inputs[0])
+    return max(elements(x) for x in op.outputs)
+
+
+def of_product(op):
+    transposed = "transpose_a" if op.type == "MatMul" else "adj_x"
+    axis = -2 if op.get_attr(transposed) else -1
+    return elements(op.outputs[0]) * (op.inputs[0].shape[axis] or 1)
+
+
+def of_convolution(op):
+    return elements(op.outputs[0]) * taps(op, -1)
+
+
+def of_transposed_convolution(op):
+    return elements(op.inputs[2]) * taps(op, -1)
+
+
+def of_depthwise_convolution(op):
+    return elements(op.outputs[0]) * math.prod(op.inputs[1].shape[:2])
+
+
+def taps(op, stop):
+    return math.prod(d or 1 for d in op.inputs[1].shape[:stop])
+
+
+def of_einsum(op):
+    """Every index once, as one product of two operands takes."""
+    equation = op.get_attr("equation").decode()
+    terms = re.split(",|->", equation)
+    sizes = {}
+    for term, x in zip(terms, [*op.inputs, op.outputs[0]]):
+        shape = list(x.shape)
+        extra = len(shape) - len(term.replace("...", ""))
+        term = term.replace("...", "_" * extra)
+        letters = [c if c != "_" else len(term) - i for i, c in enumerate(term)]
+        sizes.update({c: d or 1 for c, d in zip(letters, shape)})
+    return math.prod(sizes.values())
+
+
+MATMULS = {
+    "BatchMatMul": of_product,
+    "BatchMatMulV2": of_product,
+    "BatchMatMulV3": of_product,
+    "Conv2D": of_convolution,
+    "Conv2DBackpropInput": of_transposed_convolution,
+    "Conv3D": of_convolution,
+    "Conv3DBackpropInputV2": of_transposed_convolution,
+    "DepthwiseConv2dNative": of_depthwise_convolution,
+    "Einsum": of_einsum,
+    "MatMul": of_product,
+}
+
+
+def free_memory():
+    """Bytes free on the default device, or `None` if it cannot be told."""
+    return None

@@ -1,0 +1,105 @@
+"""Rematerialization on torch: the non-reentrant `torch.utils.checkpoint`.
+
+torch runs the region again in the backward pass and stops it by an exception
+as soon as it has all that it needs. That exception must reach torch untouched
+(see `enter_surroundings`), or whole blocks stay alive.
+"""
+
+import contextlib
+import weakref
+
+import torch
+from torch.utils import checkpoint as torch_checkpoint
+
+
+@torch._dynamo.disable
+def checkpoint(run, inputs, policy=None):
+    """Calls `run.first(*inputs)`, keeping only the inputs for the gradient.
+
+    Args:
+        run: A region's `Run`.
+        inputs: List of tensors.
+        policy: A `RematPolicy`, or `None` to keep nothing.
+
+    Returns:
+        The flat list of tensors that `run.first` returns.
+    """
+    turn = iter((run.first,))
+
+    def first_or_again(*inputs):
+        return next(turn, run.again)(*inputs)
+
+    return torch_checkpoint.checkpoint(
+        first_or_again, *inputs, use_reentrant=False
+    )
+
+
+def records_gradient():
+    """Whether a gradient may be taken of what runs now."""
+    # Inside of `torch.func` transforms nothing can be checkpointed.
+    inside_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.is_grad_enabled() and not inside_transform
+
+
+def is_input(x):
+    """Whether `x` enters a region as a tensor."""
+    return isinstance(x, torch.Tensor)
+
+
+is_output = is_input
+
+
+def read(variable, run):
+    """The variable's own tensor; `before_write` and its version guard it."""
+    value = variable._value
+    if value is not None:
+        if not hasattr(value, "_remat_runs"):
+            value._remat_runs = weakref.WeakKeyDictionary()
+        value._remat_runs[run] = value._version
+    return value
+
+
+def assigned(value, before):
+    """The value that a variable has once `value` was copied into it."""
+    value = value.detach()
+    if not before.requires_grad:
+        return value
+    return value + (before - before.detach())
+
+
+def before_write(variable):
+    """Copies a value that is about to be overwritten for runs that read it.
+
+    Only what is really written is copied: big frozen weights never are.
+    """
+    value = variable._value
+    runs = getattr(value, "_remat_runs", None)
+    if not runs:
+        return
+    old = value.detach().clone().requires_grad_(value.requires_grad)
+    for run in list(runs):
+        run.replace_read(variable, old)
+    runs.clear()
+
+
+def check_reads(run):
+    """Refuses to run again from values that were changed in place."""
+    for variable, value in run.reads.values():
+        runs = getattr(value, "_remat_runs", None) or {}
+        if runs.get(run, value._version) != value._version:
+            raise RuntimeError(
+                "A value that a rematerialized function reads must not be "
+                "changed in place between the forward and the backward pass. "
+                f"Received: variable '{variable.path}', read by '{run.name}', "
+                "changed. Use `variable.assign(...)`, or make the change after "
+                "the backward pass."
+            )
+
+
+def is_early_stop(error):
+    return isinstance(error, torch_checkpoint._StopRecomputationError)
+
+
+@contextlib.contextmanager
+def building():
+    yield

@@ -1,0 +1,185 @@
+"""What an operation keeps for its backward pass on torch, from shapes alone.
+
+The operation runs on fake tensors, which have shapes, dtypes and storages but
+no memory, under hooks that see every tensor which autograd saves. Views of one
+storage are one value.
+"""
+
+import math
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from keras.src.backend.common import standardize_dtype
+from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.torch.core import get_device
+from keras.src.backend.torch.core import to_torch_dtype
+
+aten = torch.ops.aten
+
+
+@torch._dynamo.disable
+def trace(call, inputs, variables):
+    """Runs `call` on fake tensors, as the forward run of training.
+
+    Args:
+        call: Takes a list of tensors, returns a flat list of tensors.
+        inputs: List of `(shape, dtype, differentiable)`.
+        variables: The Keras variables that `call` reads or writes.
+
+    Returns:
+        Dict. `outputs`: list of `(shape, dtype, bytes)`. `aliases`: for each
+        output the input that it shares memory with, or `None`. `saved_inputs`
+        and `saved_outputs`: indices of those that the backward pass reads;
+        `internal`: bytes of all else that it reads but for variables.
+        `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
+        of matrix products and convolutions. `largest`: bytes of the largest
+        value.
+    """
+    saved, counter = Saved(), Counter()
+    with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        given = [fake(*x).clone() for x in inputs]
+        values = [fake(v.shape, v.dtype, v.trainable) for v in variables]
+        state = list(zip(variables, values))
+        with StatelessScope(state_mapping=state), saved.hooks(), counter:
+            outputs = call(list(given))
+        return describe(saved, given, values, outputs) | counter.found
+
+
+def fake(shape, dtype, differentiable):
+    x = torch.empty(
+        tuple(shape), dtype=to_torch_dtype(dtype), device=get_device()
+    )
+    return x.requires_grad_(differentiable and x.is_floating_point())
+
+
+class Saved:
+    """Collects the storages that autograd keeps."""
+
+    def __init__(self):
+        self.tensors = []  # Alive, so that no storage's address comes again.
+
+    def hooks(self):
+        return torch.autograd.graph.saved_tensors_hooks(self.pack, lambda x: x)
+
+    def pack(self, x):
+        x = x.detach() if isinstance(x, torch.Tensor) else x
+        self.tensors.append(x)
+        return x
+
+    def sizes(self):
+        return {key_of(x): storage_bytes(x) for x in self.tensors}
+
+
+def key_of(x):
+    return x.untyped_storage()._cdata
+
+
+def storage_bytes(x):
+    return int(x.untyped_storage().nbytes())
+
+
+def describe(saved, inputs, values, outputs):
+    sizes = saved.sizes()
+    came_in = {key_of(x): i for i, x in enumerate(inputs)}
+    went_out = {}
+    for i, y in enumerate(outputs):
+        went_out.setdefault(key_of(y), []).append(i)
+    outside = set(came_in) | {key_of(v) for v in values}
+    internal = 0
+    for key, size in sizes.items():
+        if key in outside:
+            continue
+        seen = sum(own_bytes(outputs[i]) for i in went_out.get(key, ()))
+        internal += max(0, size - seen)
+    return {
+        "outputs": [
+            (tuple(y.shape), standardize_dtype(y.dtype), own_bytes(y))
+            for y in outputs
+        ],
+        "aliases": [came_in.get(key_of(y)) for y in outputs],
+        "saved_inputs": sorted(came_in[k] for k in came_in if k in sizes),
+        "saved_outputs": [
+            i for i, y in enumerate(outputs) if key_of(y) in sizes
+        ],
+        "internal": internal,
+    }
+
+
+def own_bytes(x):
+    """Bytes of a tensor; of one that repeats elements, of its storage."""
+    return min(math.prod(x.shape) * x.element_size(), storage_bytes(x))
+
+
+class Counter(TorchDispatchMode):
+    """Counts arithmetic and sizes of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {"flops": 0, "matmuls": 0, "largest": 0}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        results = [x for x in results if isinstance(x, torch.Tensor)]
+        if not results or is_view(func):
+            return out
+        found = self.found
+        made = sum(storage_bytes(x) for x in results)
+        found["largest"] = max(found["largest"], made)
+        packet = func._overloadpacket
+        if packet in flop_registry:
+            count = flop_registry[packet]
+            found["flops"] += count(*args, **(kwargs or {}), out_val=out)
+            found["matmuls"] += made
+        elif packet in ATTENTION:
+            found["flops"] += attention_flops(*args)
+            found["matmuls"] += made
+        elif packet not in NO_ARITHMETIC:
+            found["flops"] += max(x.numel() for x in results)
+        return out
+
+
+ATTENTION = (
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_attention_math_for_mps,
+)
+NO_ARITHMETIC = (
+    aten._to_copy,
+    aten.arange,
+    aten.cat,
+    aten.clone,
+    aten.constant_pad_nd,
+    aten.copy_,
+    aten.empty,
+    aten.embedding,
+    aten.full,
+    aten.gather,
+    aten.index,
+    aten.index_select,
+    aten.ones,
+    aten.zeros,
+)
+
+
+def is_view(func):
+    return any(
+        r.alias_info is not None and not r.alias_info.is_write
+        for r in func._schema.returns
+    )
+
+
+def attention_flops(query, key, value, *args):
+    batch = math.prod(query.shape[:-2])
+    pairs = query.shape[-2] * key.shape[-2]
+    return 2 * batch * pairs * (query.shape[-1] + value.shape[-1])
+
+
+def free_memory():
+    """Bytes free on the default device, or `None` if it cannot be told."""
+    if get_device().startswith("cuda") and torch.cuda.is_available():
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + cached
+    return None

@@ -1,0 +1,139 @@
+"""Runs a graph of operations by regions.
+
+A Functional or Sequential model (or any `keras.Function`) is a list of nodes
+in a fixed order. A cut divides the list into segments; a segment that is
+rematerialized runs as one region, whose inputs are the tensors that it reads
+from outside and whose outputs are those that are needed after it.
+"""
+
+import functools
+import math
+
+from keras.src import tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_region import run_region
+from keras.src.backend.common.remat_scope import RematScope
+
+
+def graph_of(model):
+    """The graph that a model runs, or `None` if it is not made of one."""
+    if hasattr(model, "_nodes_by_depth"):
+        return model
+    return getattr(model, "_functional", None)
+
+
+def cut_call(model, fn, policy):
+    """`fn`, the model's `call`, running the model's graph by regions."""
+    graph = graph_of(model)
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        before = global_state.get_global_attribute("remat_graph")
+        global_state.set_global_attribute("remat_graph", (graph, policy))
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute("remat_graph", before)
+
+    return call
+
+
+def applies(function):
+    """Whether this run of the graph was asked to be by regions."""
+    asked = global_state.get_global_attribute("remat_graph")
+    return asked is not None and asked[0] is function
+
+
+def run(function, inputs, operation_fn):
+    """Runs the graph like `Function._run_through_graph`, by regions.
+
+    Args:
+        function: The `Function`.
+        inputs: Flat list of its inputs.
+        operation_fn: Maps an operation to what is called in its place.
+
+    Returns:
+        The outputs, in the structure of `function`.
+    """
+    from keras.src.remat import segments
+
+    _, policy = global_state.get_global_attribute("remat_graph")
+    global_state.set_global_attribute("remat_graph", None)
+    values = {id(x): y for x, y in zip(function.inputs, inputs)}
+    depth = global_state.get_global_attribute("remat_depth") or 0
+    for segment in segments.segments_for(function, inputs, policy):
+        # Layers of a plain part make no regions by the model's setting.
+        with attribute("remat_depth", depth + policy.levels):
+            run_segment(segment, values, operation_fn, policy, depth)
+    missing = [x for x in function.outputs if id(x) not in values]
+    if missing:
+        raise ValueError(
+            "All outputs of a graph must be connected to the inputs that "
+            f"are given. Received: outputs without a value: {missing}"
+        )
+    return tree.pack_sequence_as(
+        function._outputs_struct, [values[id(x)] for x in function.outputs]
+    )
+
+
+def run_segment(segment, values, operation_fn, policy, depth):
+    """Runs one segment and adds its results to `values`."""
+    if segment.inherits:
+        scope = RematScope("full", levels=policy.levels, policy=policy)
+        with (
+            attribute("remat_inherited", scope),
+            attribute("remat_depth", depth),
+        ):
+            return run_nodes(segment.nodes, values, operation_fn)
+    if not segment.remat:
+        return run_nodes(segment.nodes, values, operation_fn)
+
+    reads = [key for key in segment.reads if key in values]
+    writes = []
+
+    def f(given):
+        inside = dict(zip(reads, given))
+        if segment.inner:
+            for inner in segment.inner:
+                run_segment(inner, inside, operation_fn, policy, depth + 1)
+        else:
+            run_nodes(segment.nodes, inside, operation_fn)
+        writes[:] = [key for key in segment.writes if key in inside]
+        return [inside[key] for key in writes]
+
+    results = run_region(
+        f,
+        ([values[key] for key in reads],),
+        policy=policy if policy.keeps_something() else None,
+        name=segment.name,
+    )
+    values.update(zip(writes, results))
+
+
+def run_nodes(nodes, values, operation_fn):
+    for node in nodes:
+        if any(id(x) not in values for x in node.input_tensors):
+            continue  # not computable from the inputs that are given
+        args, kwargs = node.arguments.fill_in(values)
+        outputs = operation_fn(node.operation)(*args, **kwargs)
+        for x, y in zip(node.outputs, tree.flatten(outputs)):
+            values[id(x)] = y
+
+
+class attribute:
+    """Sets one thread-local attribute, and puts back what it was."""
+
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def __enter__(self):
+        self.before = global_state.get_global_attribute(self.name)
+        global_state.set_global_attribute(self.name, self.value)
+
+    def __exit__(self, *args):
+        global_state.set_global_attribute(self.name, self.before)
+
+
+def elements(x):
+    """Number of elements of a tensor; an unknown dimension counts as one."""
+    return math.prod(1 if d is None else int(d) for d in x.shape)

@@ -1,0 +1,213 @@
+"""What a remat setting does to the call of an operation, layer or model."""
+
+import contextlib
+import functools
+
+from keras.src import tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common import remat
+from keras.src.backend.common.keras_tensor import KerasTensor
+from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+from keras.src.backend.common.remat_scope import RematScope
+from keras.src.backend.common.remat_scope import setting_of
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.remat import graph
+
+
+def wrap_call(op, fn, args, kwargs):
+    """`fn` itself, or `fn` as the setting of `op` wants it to run.
+
+    Args:
+        op: The operation, layer or model that is being called.
+        fn: Its `call` or `quantized_call`.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Returns:
+        A function with the arguments of `fn`.
+    """
+    setting = setting_of(op)
+    if setting is None or in_symbolic_scope():
+        return fn
+    if any_symbolic_tensors(args, kwargs):
+        return fn
+    if not isinstance(setting, RematScope):
+        return by_policy(op, fn, setting)
+    if is_model(op):
+        return model_in_scope(op, fn, setting)
+    if depth() >= setting.levels or not setting.has_type(op):
+        return fn
+    if setting.mode == "activations":
+        return rematerialized_activation(op, fn)
+    if not chosen(setting, op, args, kwargs):
+        return fn
+    return region(fn, setting.as_policy()) if next_unit(setting) else fn
+
+
+def chosen(scope, op, args, kwargs):
+    if scope.mode == "list_of_layers":
+        return scope.names(op)
+    if scope.mode == "larger_than":
+        size = output_size(op, args, kwargs)
+        return size > scope.output_size_threshold
+    return True
+
+
+def by_policy(op, fn, policy):
+    """The operation's own setting: always followed, also in a region."""
+    if not is_model(op):
+        return region(fn, policy)
+    if graph.graph_of(op) is not None:
+        return graph.cut_call(op, fn, policy)
+    scope = RematScope(
+        "full",
+        every=policy.every,
+        levels=depth() + policy.levels,
+        policy=policy,
+        memory_budget=policy.memory_budget,
+    )
+    return inheriting(fn, scope)
+
+
+def model_in_scope(model, fn, scope):
+    """A model is a unit only if it is named; else its parts are."""
+    if scope.mode == "list_of_layers" and scope.names(model):
+        return region(fn, scope.as_policy()) if depth() < scope.levels else fn
+    whole = scope.mode == "full" and scope.layer_types is None
+    if whole and graph.graph_of(model) is not None:
+        if depth() >= scope.levels:
+            return fn
+        return graph.cut_call(model, fn, scope.as_policy())
+    return inheriting(fn, scope)
+
+
+def inheriting(fn, scope):
+    """Lets the layers that `fn` calls follow `scope`."""
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        with attributes(remat_inherited=scope, remat_units=[0]):
+            outputs = fn(*args, **kwargs)
+        scope.warn_unmatched()
+        return outputs
+
+    return call
+
+
+def region(fn, policy):
+    """`fn` as a region, in which no scope makes another one."""
+    make = remat.remat
+    if policy.keeps_something():
+        make = functools.partial(remat.remat, policy=policy)
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        with attributes(remat_depth=depth() + 1):
+            return make(fn)(*args, **kwargs)
+
+    return call
+
+
+def rematerialized_activation(layer, fn):
+    """Swaps the layer's activation function while the layer runs."""
+    activation = getattr(layer, "activation", None)
+    if not callable(activation) or not can_set(layer, "activation"):
+        return fn
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        with attributes(remat_depth=depth() + 1):
+            if is_layer(activation):
+                with own_setting(activation, True):
+                    return fn(*args, **kwargs)
+            layer.activation = remat.remat(activation)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                layer.activation = activation
+
+    return call
+
+
+def can_set(layer, name):
+    attribute = getattr(type(layer), name, None)
+    return not isinstance(attribute, property) or attribute.fset is not None
+
+
+def is_layer(x):
+    from keras.src.layers.layer import Layer
+
+    return isinstance(x, Layer)
+
+
+def is_model(op):
+    from keras.src.models.model import Model
+
+    return isinstance(op, Model)
+
+
+@contextlib.contextmanager
+def own_setting(layer, value):
+    before = layer.remat
+    layer.remat = value
+    try:
+        yield
+    finally:
+        layer.remat = before
+
+
+@contextlib.contextmanager
+def attributes(**values):
+    """Sets thread-local attributes, and puts back what they were."""
+    before = {n: global_state.get_global_attribute(n) for n in values}
+    for name, value in values.items():
+        global_state.set_global_attribute(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            global_state.set_global_attribute(name, value)
+
+
+def depth():
+    """How many regions are open that a scope or model setting asked for."""
+    return global_state.get_global_attribute("remat_depth") or 0
+
+
+def next_unit(scope):
+    """Counts units; whether this one is among each `every`-th."""
+    count = global_state.get_global_attribute("remat_units")
+    if count is None:
+        count = scope.units
+    count[0] += 1
+    return (count[0] - 1) % scope.every == 0
+
+
+SIZES = "_remat_output_sizes"
+
+
+def output_size(op, args, kwargs):
+    """Number of output elements for these inputs, inferred once per shape."""
+    specs = tree.map_structure(as_spec, (args, kwargs))
+    leaves = tree.flatten(specs)
+    key = tuple(
+        x.shape if isinstance(x, KerasTensor) else repr(x) for x in leaves
+    )
+    sizes = vars(op).setdefault(SIZES, {})
+    if key not in sizes:
+        outputs = op.compute_output_spec(*specs[0], **specs[1])
+        sizes[key] = sum(
+            graph.elements(x)
+            for x in tree.flatten(outputs)
+            if isinstance(x, KerasTensor)
+        )
+    return sizes[key]
+
+
+def as_spec(x):
+    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+        return x
+    from keras.src import backend
+
+    shape = tuple(None if d is None else int(d) for d in x.shape)
+    return KerasTensor(shape, dtype=backend.standardize_dtype(x.dtype))
