@@ -4,8 +4,11 @@ import functools
 
 from keras.src.api_export import keras_export
 from keras.src.backend.common import remat_region
+from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+from keras.src.backend.common.remat_policy import KEEP_WORDS
 from keras.src.backend.common.remat_policy import get_policy
 from keras.src.backend.common.remat_setting import RematLayer
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 
 @keras_export(["keras.remat", "keras.ops.remat"])
@@ -81,10 +84,54 @@ def remat(f=None, *, policy=None):
 
     @functools.wraps(f, updated=())
     def rematerialized(*args, **kwargs):
-        return remat_region.run_region(f, args, kwargs, policy)
+        results = remat_region.run_region(f, args, kwargs, policy)
+        if policy is not None:
+            policy.warn_unseen()
+        return results
 
     rematerialized._remat = (f, policy)
     return rematerialized
+
+
+@keras_export("keras.ops.remat_name")
+def remat_name(x, name):
+    """Names a value, so that a `keras.RematPolicy` can keep it.
+
+    Args:
+        x: A tensor. A symbolic one is returned as it is.
+        name: String.
+
+    Returns:
+        `x`.
+
+    Raises:
+        ValueError: If `name` is not a string, or a word of
+            `keras.RematPolicy(keep=...)`.
+
+    Example:
+
+    ```python
+    @functools.partial(keras.remat, policy=keras.RematPolicy(keep=["scores"]))
+    def attend(q, k, v):
+        scores = keras.ops.matmul(q, keras.ops.transpose(k))
+        scores = keras.ops.remat_name(scores, "scores")
+        return keras.ops.matmul(keras.ops.softmax(scores), v)
+    ```
+
+    Reference: the names of `jax.ad_checkpoint.checkpoint_name`.
+    """
+    if not isinstance(name, str) or name in KEEP_WORDS:
+        raise ValueError(
+            "`name` must be a string that is no word of `RematPolicy` "
+            f"({', '.join(map(repr, KEEP_WORDS))}). Received: name={name!r}"
+        )
+    if any_symbolic_tensors((x,)) or in_symbolic_scope():
+        return x
+    policy = remat_region.open_policy()
+    if policy is None:
+        return x
+    policy.seen.add(name)
+    return remat_region.engine().name_value(x, name)
 
 
 def vectorized_map(engine_map, function, elements):

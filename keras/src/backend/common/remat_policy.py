@@ -1,5 +1,7 @@
 """`RematPolicy`: what a region keeps, and how a model is cut into regions."""
 
+import warnings
+
 from keras.src.api_export import keras_export
 
 KEEP_WORDS = ("nothing", "matmuls", "matmuls_no_batch")
@@ -59,6 +61,7 @@ class RematPolicy:
         self.memory_budget = check_budget(memory_budget)
         self.every = check_count("every", every)
         self.levels = check_count("levels", levels)
+        self.seen = set()
 
     def __or__(self, other):
         """A policy that keeps what either of the two keeps."""
@@ -78,6 +81,71 @@ class RematPolicy:
 
     def keeps_something(self):
         return self.keep != "nothing" or bool(self.offload)
+
+    def keeps(self, op, has_batch=False, name=None, spec=None):
+        """Whether a value is kept.
+
+        Args:
+            op: What makes it: `"matmul"`, `"conv"`, `"attention"`, `"name"`,
+                or else the engine's name for the operation.
+            has_batch: Whether a product has batch dimensions on both sides.
+                Defaults to `False`.
+            name: The name it was given. Defaults to `None`.
+            spec: Function that returns its shape and dtype. Defaults to
+                `None`.
+
+        Returns:
+            A bool.
+        """
+        if name is not None and isinstance(self.offload, list):
+            if name in self.offload:
+                return True
+        return any(
+            self.part_keeps(part, op, has_batch, name, spec)
+            for part in self.parts()
+        )
+
+    def part_keeps(self, part, op, has_batch, name, spec):
+        if part == "nothing":
+            return False
+        if part == "matmuls":
+            return op in ("matmul", "conv", "attention")
+        if part == "matmuls_no_batch":
+            return op in ("matmul", "conv") and not has_batch
+        if isinstance(part, str):
+            return name == part
+        try:
+            kept = part(op, name, *spec())
+        except Exception as e:
+            e.add_note(f"(in the `keep` function {function_name(part)})")
+            raise
+        if isinstance(kept, bool):
+            return kept
+        raise ValueError(
+            "A `keep` function must return a bool. Received: "
+            f"{function_name(part)} returned {kept!r} (of type {type(kept)})"
+        )
+
+    def offloads(self, name):
+        """Whether a kept value waits in the memory of the host."""
+        if isinstance(self.offload, list):
+            return name in self.offload
+        return self.offload
+
+    def warn_unseen(self):
+        """Says once which names no value had, after a region ran."""
+        names = [p for p in self.parts() if isinstance(p, str)]
+        names = [n for n in names if n not in KEEP_WORDS]
+        names += self.offload if isinstance(self.offload, list) else []
+        missing = sorted(set(names) - self.seen)
+        if missing:
+            warnings.warn(
+                "No value had some of the names that a `RematPolicy` keeps, "
+                "so they had no effect. Give names by "
+                f"`keras.ops.remat_name(x, name)`. Not found: {missing}",
+                stacklevel=2,
+            )
+        self.seen.update(names)
 
     def get_config(self):
         from keras.src.saving import serialization_lib
@@ -124,7 +192,8 @@ class RematPolicy:
         return hash(self.key())
 
     def __repr__(self):
-        shown = {k: v for k, v in vars(self).items() if v != DEFAULTS[k]}
+        shown = {k: getattr(self, k) for k in DEFAULTS}
+        shown = {k: v for k, v in shown.items() if v != DEFAULTS[k]}
         words = ", ".join(f"{k}={v!r}" for k, v in shown.items())
         return f"RematPolicy({words})"
 
@@ -136,6 +205,10 @@ DEFAULTS = {
     "every": 1,
     "levels": 1,
 }
+
+
+def function_name(f):
+    return getattr(f, "__qualname__", repr(f))
 
 
 def check_keep(keep):

@@ -43,6 +43,7 @@ SURROUNDINGS = (
     "name_scope_stack",
     "remat_depth",
     "remat_inherited",
+    "remat_keeper",
     "remat_units",
     "remat_scope_stack",
     "torch_device",
@@ -70,8 +71,15 @@ def run_region(f, args=(), kwargs=None, policy=None, name=None):
     if not engine().records_gradient():
         return f(*args, **kwargs)
     run = Run(f, args, kwargs, name)
+    run.policy = policy
     results = engine().checkpoint(run, run.inputs, policy)
     return run.finish(results)
+
+
+def open_policy():
+    """The policy of the innermost open region, or `None`."""
+    scope = get_stateless_scope()
+    return scope.run.policy if isinstance(scope, RecordingScope) else None
 
 
 def engine():
@@ -103,7 +111,7 @@ def outside(method):
 
 
 def note_losses(layer, losses):
-    """Lets the open region, if any, carry losses out. Returns whether it did."""
+    """Lets the open region carry losses out, if there is one, and says so."""
     scope = get_stateless_scope()
     if not isinstance(scope, RecordingScope):
         return False
@@ -175,6 +183,7 @@ class Run:
         self.unmasked = []
         self.surroundings = capture_surroundings()
         self.outer = get_stateless_scope()
+        self.policy = None
         self.reads = {}
         self.specs = None
 

@@ -227,6 +227,15 @@ def get_current_remat_mode():
     return RematMode(scope.mode, scope.output_size_threshold, scope.layer_names)
 
 
+def traced(trainer):
+    """Whether a trainer's step was traced, under the scope that is open now."""
+    scope = innermost_scope()
+    now = None if scope is None else repr(scope.get_config())
+    before = vars(trainer).get("_remat_traced")
+    vars(trainer)["_remat_traced"] = now
+    return trainer.train_function is not None and before == now
+
+
 def note_scope(op):
     """Remembers the open scope on an operation that is wired into a graph."""
     scope = innermost_scope()

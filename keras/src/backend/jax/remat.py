@@ -7,9 +7,16 @@ the checkpoint as a hidden argument and gets its gradient.
 """
 
 import contextlib
+import functools
+import warnings
 
 import jax
+from jax._src.ad_checkpoint import name_p
 from jax._src.core import trace_state_clean
+from jax._src.interpreters.partial_eval import Offloadable
+from jax.ad_checkpoint import checkpoint_name
+
+from keras.src.backend.config import is_nnx_enabled
 
 
 def checkpoint(run, inputs, policy=None):
@@ -23,12 +30,70 @@ def checkpoint(run, inputs, policy=None):
     Returns:
         The flat list of tensors that `run.first` returns.
     """
-    keep = None if policy is None else policy_function(policy)
+    keep = None if policy is None else keep_function(policy)
 
     def first(*inputs):
         return run.first(*inputs)
 
     return jax.checkpoint(first, policy=keep)(*inputs)
+
+
+KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
+
+
+def keep_function(policy):
+    """A `RematPolicy` in the form that `jax.checkpoint` takes."""
+
+    def keep(primitive, *avals, **params):
+        name = params.get("name") if primitive is name_p else None
+        op = "name" if name else KINDS.get(primitive.name, primitive.name)
+        has_batch = op == "matmul" and bool(params["dimension_numbers"][1][0])
+
+        def spec():
+            bind = lambda *args: primitive.bind(*args, **params)
+            out = jax.tree.leaves(jax.eval_shape(bind, *avals))[0]
+            return tuple(out.shape), str(out.dtype)
+
+        kept = policy.keeps(op, has_batch, name, spec)
+        if kept and policy.offloads(name) and can_offload():
+            return Offloadable(src="device", dst="pinned_host")
+        return kept
+
+    return keep
+
+
+@functools.cache
+def can_offload():
+    """Whether the device has a memory of the host beside its own."""
+    device = jax.local_devices()[0]
+    kinds = {m.kind for m in device.addressable_memories()}
+    if {"device", "pinned_host"} <= kinds:
+        return True
+    warnings.warn(
+        "This device has no separate memory of the host, so values that a "
+        f"`RematPolicy` offloads are kept where they are. Device: {device}"
+    )
+    return False
+
+
+def name_value(x, name):
+    return checkpoint_name(x, name)
+
+
+def jit_options():
+    """Options of `jax.jit` with which the trainer compiles its step.
+
+    XLA:CPU deletes optimization barriers and then merges each second run with
+    the first, so that nothing would be saved. GPU and TPU are left alone.
+    """
+    if is_nnx_enabled() or jax.default_backend() != "cpu":
+        return {}
+    return {"compiler_options": compiler_options()}
+
+
+def compiler_options():
+    """What keeps XLA:CPU from undoing rematerialization."""
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 def records_gradient():

@@ -42,6 +42,10 @@ def read(variable, run):
     return variable._value
 
 
+def name_value(x, name):
+    return x
+
+
 def assigned(value, before):
     return value
 

@@ -17,6 +17,8 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
+from keras.src.backend.tensorflow import remat_keep
+
 
 def checkpoint(run, inputs, policy=None):
     """Calls `run.first(*inputs)`, keeping only the inputs for the gradient.
@@ -35,7 +37,9 @@ def checkpoint(run, inputs, policy=None):
     else:
         seen = GraphSight(tf.compat.v1.get_default_graph())
     run.graph = seen.graph
-    with record.VariableWatcher() as watcher, paused(run), seen:
+    keeper = remat_keep.Keeper(policy) if policy is not None else None
+    keeping = contextlib.nullcontext() if keeper is None else keeper
+    with record.VariableWatcher() as watcher, paused(run), seen, keeping:
         results = run.first(*inputs)
         # One that is an input too must be told apart from it.
         results = tf.nest.map_structure(
@@ -47,6 +51,7 @@ def checkpoint(run, inputs, policy=None):
     captured = seen.captured(known)
     flat_results = tf.nest.flatten(results, expand_composites=True)
     gradient = Gradient(run, inputs, reads, captured, variables, flat_results)
+    gradient.keeper = keeper
     sources = [*known, *captured, *(v.handle for v in variables)]
     if seen.graph is not None:
         with record.stop_recording():
@@ -93,7 +98,8 @@ class Gradient:
             tape.watch([x for x in sources if is_differentiable(x)])
             for v in self.variables:
                 tape.watch(v)
-            results = self.run.again(*inputs, values=reads)
+            with self.giving():
+                results = self.run.again(*inputs, values=reads)
         results = tf.nest.flatten(results, expand_composites=True)
         targets = [x for x, t in zip(results, self.trains) if t]
         targets = [x for x, g in zip(targets, incoming) if g is not None]
@@ -107,6 +113,11 @@ class Gradient:
         for i, g in zip(at, found):
             result[i] = g
         return finished(result, len(flat)) if in_graph else result
+
+    def giving(self):
+        if self.keeper is None:
+            return contextlib.nullcontext()
+        return self.keeper.giver()
 
     def forward(self, *tangents):
         """Tangents of the results, for `tf.autodiff.ForwardAccumulator`.
@@ -140,6 +151,10 @@ class Gradient:
             )
 
         return tangents_of(self.inputs, self.reads, [tangents[i] for i in at])
+
+
+def name_value(x, name):
+    return remat_keep.name_value(x, name)
 
 
 def is_differentiable(x):

@@ -11,6 +11,8 @@ import weakref
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+from keras.src.backend.torch import remat_keep
+
 
 @torch._dynamo.disable
 def checkpoint(run, inputs, policy=None):
@@ -29,9 +31,21 @@ def checkpoint(run, inputs, policy=None):
     def first_or_again(*inputs):
         return next(turn, run.again)(*inputs)
 
+    if policy is None:
+        return torch_checkpoint.checkpoint(
+            first_or_again, *inputs, use_reentrant=False
+        )
+    keeper = remat_keep.Keeper(policy)
     return torch_checkpoint.checkpoint(
-        first_or_again, *inputs, use_reentrant=False
+        first_or_again,
+        *inputs,
+        use_reentrant=False,
+        context_fn=lambda: (keeper, keeper.giver()),
     )
+
+
+def name_value(x, name):
+    return remat_keep.name_value(x, name)
 
 
 def records_gradient():

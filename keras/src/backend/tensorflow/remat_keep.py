@@ -1,0 +1,121 @@
+"""Keeps chosen values of a region on TensorFlow, by watching its operations.
+
+The first run counts the operations and keeps the results that the policy
+wants, by number. The second run counts again, and where a result was kept it
+takes the place of the new one. In a graph the new one is then not needed by
+anyone, and is pruned before the graph runs.
+"""
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks
+
+PRODUCTS = {"MatMul": False, "BatchMatMul": True, "BatchMatMulV2": True}
+PRODUCTS.update({"BatchMatMulV3": True, "Einsum": True})
+CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+CONVOLUTIONS |= {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}
+
+_open = []
+
+
+class Watcher:
+    """Calls `self.see` for each operation of the graph it was opened in."""
+
+    def __enter__(self):
+        self.count = 0
+        self.names = 0
+        self.graph = None
+        if not tf.executing_eagerly():
+            self.graph = tf.compat.v1.get_default_graph()
+        _open.append(self)
+        op_callbacks.add_op_callback(self.call)
+        return self
+
+    def __exit__(self, *args):
+        op_callbacks.remove_op_callback(self.call)
+        _open.remove(self)
+
+    def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is not self.graph or _open[-1] is not self:
+            return None
+        self.count += 1
+        return self.see(self.count, op_type, inputs, outputs)
+
+
+class Keeper(Watcher):
+    """Keeps the results that the policy wants."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.kept, self.kept_names = {}, {}
+
+    def see(self, number, op_type, inputs, outputs):
+        op, has_batch = kind_of(op_type, inputs)
+        if outputs and self.policy.keeps(
+            op, has_batch, None, lambda: spec_of(outputs[0])
+        ):
+            self.kept[number] = [self.place(x, None) for x in outputs]
+
+    def name(self, x, name):
+        self.names += 1
+        if self.policy.keeps("name", False, name, lambda: spec_of(x)):
+            self.kept_names[self.names] = self.place(x, name)
+        return x
+
+    def place(self, x, name):
+        if not self.policy.offloads(name):
+            return x
+        with record.stop_recording(), tf.device("CPU:0"):
+            return tf.identity(x)
+
+    def giver(self):
+        return Giver(self.kept, self.kept_names)
+
+
+class Giver(Watcher):
+    """Gives kept results back in the place of those made again."""
+
+    def __init__(self, kept, kept_names):
+        self.kept, self.kept_names = kept, kept_names
+
+    def see(self, number, op_type, inputs, outputs):
+        if number not in self.kept:
+            return None
+        return [same_value(x) for x in self.kept[number]]
+
+    def name(self, x, name):
+        self.names += 1
+        if self.names not in self.kept_names:
+            return x
+        given = same_value(self.kept_names[self.names])
+        record.record_operation("RematName", [given], [x], lambda g: [g])
+        return given
+
+
+def same_value(x):
+    """A new tensor, so that tapes tell it apart; not an operation to count."""
+    op_callbacks_before = list(_open)
+    _open.append(None)
+    try:
+        with record.stop_recording():
+            return tf.identity(x)
+    finally:
+        _open[:] = op_callbacks_before
+
+
+def name_value(x, name):
+    return _open[-1].name(x, name) if _open else x
+
+
+def kind_of(op_type, inputs):
+    if op_type in PRODUCTS:
+        has_batch = PRODUCTS[op_type] and all(
+            x.shape.rank is None or x.shape.rank > 2 for x in inputs
+        )
+        return "matmul", has_batch
+    return ("conv" if op_type in CONVOLUTIONS else op_type), False
+
+
+def spec_of(x):
+    shape = x.shape.as_list() if x.shape.rank is not None else ()
+    return tuple(shape), x.dtype.name
