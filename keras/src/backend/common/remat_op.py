@@ -41,8 +41,9 @@ def remat(f=None, *, policy=None):
 
     Raises:
         TypeError: If `f` is not callable.
-        ValueError: If `policy` is not a policy. In the backward pass, if the second run gives values of
-            another structure, shape or dtype than the first.
+        ValueError: If `policy` is not a policy. In the backward pass, if the
+            second run gives values of another structure, shape or dtype than
+            the first.
 
     Note: the function runs twice, so it must do the same both times. Random
     draws of `keras.random` and of torch's own generator, and updates of
