@@ -1,25 +1,325 @@
-"""Chooses a plan for consecutive nodes of a graph."""
+"""`RematPlan`: the regions chosen for a graph, and what they will cost."""
 
-from keras.src.backend.common import global_state
+from keras.src.api_export import keras_export
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.backend.common.remat_policy import parse_bytes
 from keras.src.remat import costs
+from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
 from keras.src.remat.chain import Segment
+from keras.src.utils import io_utils
 
 
-def choose(function, nodes, specs, policy):
-    """Chooses segments for consecutive nodes.
+@keras_export("keras.RematPlan")
+class RematPlan:
+    """The regions chosen for a model, with predicted bytes and extra time.
 
-    Without a budget that is the plan of least peak, in which every node
-    belongs to a region. Only a short end may stay plain: its backward pass
-    starts at once, so running it again would save nothing.
+    Made by `model.remat_plan(batch_size=...)`, from shapes alone: nothing
+    runs, and no activation is allocated.
+
+    Args:
+        model: The Functional or Sequential model.
+        specs: Flat list of `KerasTensor`: its inputs, without unknown
+            dimensions.
+        policy: The `keras.RematPolicy` to follow.
+        nested: Whether the graph is part of another one that is cut too.
+            Defaults to `False`.
+
+    Example:
+
+    ```python
+    plan = model.remat_plan(batch_size=32, memory_budget="1GiB")
+    plan.summary()
+    plan.apply()
+    ```
     """
-    chain = costs.chain(function, nodes, specs)
-    chosen = planner.least_peak(chain, policy.levels).segments
-    nested = global_state.get_global_attribute("remat_inherited") is not None
-    plain_end = 0 if nested else len(nodes) // 8
+
+    def __init__(self, model, specs, policy, nested=False):
+        self.model = model
+        self.function = remat_graph.graph_of(model)
+        self.specs = specs
+        self.policy = policy
+        self.nested = nested
+        self.nodes = ordered_nodes(self.function)
+        self.unprofiled = []
+        self.chain = self.chain_of(self.nodes)
+        self.budget = budget_bytes(policy.memory_budget, self.chain)
+        self.planned = self.chain.plan(self.choose())
+
+    def chain_of(self, nodes):
+        return costs.chain_of(self.function, nodes, self.specs, self.unprofiled)
+
+    def choose(self):
+        """Segments that together cover all nodes."""
+        if not self.nodes:
+            return []
+        chosen, start = [], 0
+        key = stays_out if self.budget is None else has_setting
+        for outside, group in runs_of(self.nodes, key):
+            stop = start + len(group)
+            if outside:
+                chosen.append(Segment(start, stop, False))
+            else:
+                whole = len(group) == len(self.nodes)
+                chain = self.chain if whole else self.chain_of(group)
+                found = thin_out(self.choose_in(chain), self.policy.every)
+                chosen += [shifted(s, start) for s in found]
+            start = stop
+        return chosen
+
+    def choose_in(self, chain):
+        if self.budget is not None:
+            levels = max(2, self.policy.levels)
+            try:
+                return planner.cheapest(chain, self.budget, levels).segments
+            except planner.BudgetError as e:
+                raise self.too_small(e) from None
+        # Without a budget, all nodes run again but for a short end: its
+        # backward pass starts at once, so that would save nothing.
+        plain_end = 0 if self.nested else chain.n // 8
+        return [
+            s
+            if s.remat or (s.stop == chain.n and s.stop - s.start <= plain_end)
+            else Segment(s.start, s.stop, True)
+            for s in planner.least_peak(chain, self.policy.levels).segments
+        ]
+
+    def too_small(self, error):
+        batch = self.specs[0].shape[0] if self.specs[0].shape else 1
+        fits = int(batch * self.budget / error.floor)
+        advice = f"a batch of about {fits}" if fits else "no batch"
+        return ValueError(
+            "`memory_budget` must be at least the lowest peak that regions "
+            f"can reach, {show(error.floor)} for a batch of {batch}. "
+            f"Received: {show(self.budget)}, in which {advice} would fit."
+        )
+
+    @property
+    def predicted_bytes(self):
+        """Peak of a training step beyond weights and batch, in bytes."""
+        return int(self.planned.peak)
+
+    @property
+    def plain_bytes(self):
+        """The same without rematerialization."""
+        return int(self.chain.plain_peak())
+
+    @property
+    def predicted_extra_flops(self):
+        """Arithmetic of all second runs."""
+        return int(self.planned.extra_flops)
+
+    @property
+    def plain_flops(self):
+        """Arithmetic of a plain step: a forward run and a backward of two."""
+        return 3 * int(self.chain.flops.sum())
+
+    def apply(self):
+        """Turns the plan's policy on for the model.
+
+        Returns:
+            The model.
+        """
+        self.model.remat = self.policy
+        return self.model
+
+    def max_batch_size(self, memory_budget, limit=65536):
+        """The largest batch whose plan fits into a budget.
+
+        Args:
+            memory_budget: Bytes, or a string such as `"2GiB"`.
+            limit: Largest batch to look at. Defaults to `65536`.
+
+        Returns:
+            An integer; 0 if not even one sample fits.
+        """
+        budget = budget_bytes(memory_budget, self.chain)
+        low, high = 0, 1
+        while high <= limit and self.floor(high) <= budget:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.floor(middle) <= budget:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def floor(self, batch_size):
+        """Lowest peak that regions can reach for a batch, in bytes."""
+        specs = [with_batch(s, batch_size) for s in self.specs]
+        chain = costs.chain_of(self.function, self.nodes, specs, [])
+        levels = max(2, self.policy.levels)
+        return planner.least_peak(chain, levels).peak
+
+    def line(self):
+        """The plan in one line."""
+        regions = sum(s.remat for s in self.planned.segments)
+        extra = self.predicted_extra_flops / max(1, self.plain_flops)
+        return (
+            f"remat: {regions} regions, peak {show(self.predicted_bytes)} "
+            f"of {show(self.plain_bytes)}, {extra:.0%} more arithmetic"
+        )
+
+    def summary(self):
+        """Prints the plan as a table."""
+        from keras.src.remat import report
+
+        report.print_plan(self)
+
+    def plot(self, to_file="remat_plan.png"):
+        """Draws memory over a step, and the trade-off against arithmetic.
+
+        Args:
+            to_file: Path of the picture. Defaults to `"remat_plan.png"`.
+
+        Returns:
+            The path.
+        """
+        from keras.src.remat import report
+
+        return report.plot_plan(self, to_file)
+
+    def get_config(self):
+        return {
+            "policy": self.policy.get_config(),
+            "input_shapes": [list(s.shape) for s in self.specs],
+            "plan": self.planned.get_config(),
+        }
+
+
+def plan_for(model, batch_size, memory_budget=None, input_spec=None):
+    """Makes the plan of a model, see `Model.remat_plan`."""
+    function = remat_graph.graph_of(model)
+    if function is None:
+        raise ValueError(
+            "A plan needs a graph of layers, a Functional or Sequential model "
+            f"that is built. Received: {model}. Of other models each child "
+            "layer is a region: set `model.remat = True`, or make a plan of "
+            "the Functional models in it."
+        )
+    own = vars(model).get("_remat_setting")
+    policy = own if isinstance(own, RematPolicy) else RematPolicy()
+    if memory_budget is not None:
+        policy = RematPolicy(
+            policy.keep,
+            policy.offload,
+            memory_budget,
+            policy.every,
+            policy.levels,
+        )
+    given = function.inputs if input_spec is None else flat(input_spec)
+    return RematPlan(model, [with_batch(s, batch_size) for s in given], policy)
+
+
+def flat(specs):
+    from keras.src import tree
+
+    return tree.flatten(specs)
+
+
+def with_batch(spec, batch_size):
+    """A spec of which the first and all unknown dimensions are filled in."""
+    from keras.src.backend import KerasTensor
+
+    if spec is None:
+        return None
+    rest = [UNKNOWN if d is None else int(d) for d in spec.shape[1:]]
+    shape = (batch_size, *rest) if len(spec.shape) else ()
+    return KerasTensor(shape, dtype=spec.dtype, name=spec.name)
+
+
+UNKNOWN = 32  # what an unknown dimension counts as
+
+
+def budget_bytes(budget, chain):
+    """A `memory_budget` as a number of bytes, or `None` for no budget."""
+    if budget is None:
+        return None
+    if budget == "auto":
+        return free_memory()
+    if isinstance(budget, str):
+        return parse_bytes(budget)
+    return int(budget * chain.plain_peak()) if budget < 1 else int(budget)
+
+
+def free_memory():
+    import warnings
+
+    from keras.src.remat import profile
+
+    free = profile.free_memory()
+    if free is None:
+        warnings.warn(
+            "This device does not tell how much memory is free, so "
+            '`memory_budget="auto"` plans for the least memory. Give a number '
+            "of bytes to plan for less arithmetic."
+        )
+    return free
+
+
+def show(count):
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+
+
+def log(plan):
+    if plan.budget is not None:
+        io_utils.print_msg(plan.line())
+
+
+def ordered_nodes(function):
+    """The nodes in the order in which `Function` runs them."""
+    by_depth = function._nodes_by_depth
     return [
-        s
-        if s.remat or (s.stop == chain.n and s.stop - s.start <= plain_end)
-        else Segment(s.start, s.stop, True)
-        for s in chosen
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+def runs_of(items, key):
+    """Groups neighbours of equal key."""
+    groups = []
+    for item in items:
+        k = key(item)
+        if not groups or groups[-1][0] != k:
+            groups.append((k, []))
+        groups[-1][1].append(item)
+    return groups
+
+
+def has_setting(node):
+    """Whether the layer of a node says itself whether it runs again."""
+    op = node.operation
+    own, scope = vars(op).get("_remat_setting"), vars(op).get("_remat_scope")
+    return own is not None or (scope is not None and scope.mode is None)
+
+
+def stays_out(node):
+    """Whether a node is in no region: a nested graph is cut by itself."""
+    return has_setting(node) or is_nested(node)
+
+
+def is_nested(node):
+    inside = remat_graph.graph_of(node.operation)
+    return inside is not None and len(ordered_nodes(inside)) > 1
+
+
+def shifted(s, by):
+    inner = tuple(shifted(i, by) for i in s.inner)
+    return Segment(s.start + by, s.stop + by, s.remat, inner)
+
+
+def thin_out(planned, every):
+    """Leaves only each `every`-th region one."""
+    regions = [s for s in planned if s.remat]
+    plain = {id(s) for i, s in enumerate(regions) if i % every}
+    return [
+        s._replace(remat=False, inner=()) if id(s) in plain else s
+        for s in planned
     ]

@@ -20,7 +20,7 @@ import collections
 import importlib
 
 from keras.src import backend
-from keras.src.remat.segments import ordered_nodes
+from keras.src.remat.plan import ordered_nodes
 
 NodeCost = collections.namedtuple(
     "NodeCost",

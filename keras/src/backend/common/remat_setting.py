@@ -40,6 +40,38 @@ class RematLayer:
         if getattr(self, "train_function", None) is not None:
             self.train_function = None  # trace again, with the new setting
 
+    def remat_plan(self, batch_size, memory_budget=None, input_spec=None):
+        """Shows what rematerialization of this model would cost and save.
+
+        Nothing runs: the plan is made from shapes.
+
+        Args:
+            batch_size: Integer, samples in a training step.
+            memory_budget: What a step may need beyond weights and batch, see
+                `keras.RematPolicy`. Defaults to `None`: the model's own
+                policy, or else the least memory at one more forward run.
+            input_spec: Nest of `keras.KerasTensor`, for inputs of unknown
+                size. Defaults to `None`: the model's inputs.
+
+        Returns:
+            A `keras.RematPlan`.
+
+        Raises:
+            ValueError: If the model is not a graph of layers, or no plan
+                fits into the budget.
+
+        Example:
+
+        >>> inputs = keras.Input((16,))
+        >>> outputs = keras.layers.Dense(4)(keras.layers.Dense(8)(inputs))
+        >>> plan = keras.Model(inputs, outputs).remat_plan(batch_size=32)
+        >>> plan.predicted_bytes <= plan.plain_bytes
+        True
+        """
+        from keras.src.remat import plan
+
+        return plan.plan_for(self, batch_size, memory_budget, input_spec)
+
     @classmethod
     def from_config(cls, config, *args, **kwargs):
         create = applying_setting(super().from_config.__func__)
