@@ -20,6 +20,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -41,11 +42,15 @@ def tree_of(root):
 
 
 @contextlib.contextmanager
-def locked(root):
-    """Lets one command at a time work in build/."""
+def locked(root, command):
+    """Lets one command at a time work in build/.
+
+    But `mutate`: it runs tests for minutes, in a scratch folder of its own.
+    """
     os.makedirs(pathlib.Path(root, "build"), exist_ok=True)
     with open(pathlib.Path(root, "build", "lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if command != "mutate":
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -243,11 +248,23 @@ COMMANDS = {
 }
 
 
+def refuse_old_tools():
+    if sys.version_info < (3, 11, 4) or not shutil.which("git"):
+        raise ForkError(
+            "The tool needs Python 3.11.4 and git. Received: Python "
+            f"{sys.version.split()[0]}, git at {shutil.which('git')}. "
+            "Another Python: `make PYTHON=python3.12 ...`."
+        )
+
+
 def main(args=None):
     options = parser().parse_args(args)
     options.root = options.root.resolve()
+    # An end by `kill` or a time limit cleans up like one by Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        with locked(options.root):
+        refuse_old_tools()
+        with locked(options.root, options.command):
             COMMANDS[options.command](options)
     except (ForkError, gitcmd.GitError) as error:
         print(f"fork.py: {error}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Tests of assembling, exporting, checking and building."""
 
 import subprocess
+import time
 import zipfile
 
 import pytest
@@ -94,6 +95,14 @@ def test_checkout_keeps_unexported_work(root, capsys):
     assert "keras/src/deep/late.py" in capsys.readouterr().err
     assert call(root, "checkout", "--force") == 0
     assert not (tree(root) / "keras/src/deep").exists()
+
+
+def test_quick_edit_of_the_same_size_is_seen(root):
+    """git compares sizes and whole seconds, unless the index is as old."""
+    patched(root)
+    edit(tree(root) / "keras/src/new.py", "y = x\n", "z = x\n")
+    time.sleep(1.1)
+    assert set(patchset.unexported(tree(root))) == {"keras/src/new.py"}
 
 
 def test_caches_are_no_edits(root):

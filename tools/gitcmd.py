@@ -108,7 +108,9 @@ def snapshot(folder):
     """Returns the tree id of the work tree, and leaves the index alone."""
     with tempfile.TemporaryDirectory() as scratch:
         index = pathlib.Path(scratch, "index")
-        shutil.copyfile(pathlib.Path(folder, ".git", "index"), index)
+        # With its time: git takes an entry as old as the index for suspect and
+        # reads the file; by size and time alone it would miss a quick edit.
+        shutil.copy2(pathlib.Path(folder, ".git", "index"), index)
         env = {"GIT_INDEX_FILE": str(index)}
         stage(folder, env=env)
         return text(folder, "write-tree", env=env)
