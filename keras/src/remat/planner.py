@@ -57,7 +57,6 @@ __all__ = [
 
 FLOOR_CUTS = 1024
 CUTS = 192
-NESTED_CUTS = 128
 LABELS = 192
 
 
@@ -140,7 +139,7 @@ def _borders(segments):
     return found
 
 
-def _closer_cuts(chain, cuts, limit, frontier):
+def _closer_cuts(chain, cuts, frontier):
     """Other places, around those where points of the curve have cuts."""
     points = np.linspace(0, len(frontier.peaks) - 1, 5).astype(int)
     lowest = sorted(_borders(frontier.segments(0)))
@@ -148,27 +147,26 @@ def _closer_cuts(chain, cuts, limit, frontier):
     weight = np.full(chain.n, 1e-9)
     for i in np.searchsorted(cuts, sorted(used)):
         weight[cuts[max(0, i - 1)] : cuts[min(len(cuts) - 1, i + 1)]] = 1
-    room = max(limit - len(lowest), limit // 2)
+    room = max(CUTS - len(lowest), CUTS // 2)
     return narrow_cuts(chain, room, lowest, weight)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def _frontiers(chain, levels):
-    limit = CUTS if levels < 2 else NESTED_CUTS
-    if chain.n < limit:
+    if chain.n < CUTS:
         found = [_frontier(chain, np.arange(chain.n + 1), levels)]
     else:
         always = _lowest(chain) if levels == 1 else ()
-        room = max(limit - len(always), limit // 2)
+        room = max(CUTS - len(always), CUTS // 2)
         cuts = narrow_cuts(chain, room, always)
         found = [_frontier(chain, cuts, levels, share=4)]
-        cuts = _closer_cuts(chain, cuts, limit, found[0])
+        cuts = _closer_cuts(chain, cuts, found[0])
         found.append(_frontier(chain, cuts, levels))
     # What fewer levels can do, so that more are never worse.
     return found + (_frontiers(chain, levels - 1) if levels > 1 else [])
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=4)
 def _curve(chain, levels):
     """Lists of peaks, rising, and of functions that make their segments.
 

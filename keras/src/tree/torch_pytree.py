@@ -9,6 +9,10 @@ input would stay in memory.
 from torch.utils import _pytree
 
 
+# `LeafSpec()` warns in newer versions, which have this instead.
+_leaf_spec = getattr(_pytree, "treespec_leaf", None) or _pytree.LeafSpec
+
+
 def __getattr__(name):
     return getattr(_pytree, name)
 
@@ -24,7 +28,7 @@ def _flatten_into(leaves, node, is_leaf):
     at_leaf = kind not in _pytree.SUPPORTED_NODES
     if at_leaf or (is_leaf is not None and is_leaf(node)):
         leaves.append(node)
-        return _pytree.LeafSpec()
+        return _leaf_spec()
     children, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(node)
     specs = [_flatten_into(leaves, child, is_leaf) for child in children]
     return _pytree.TreeSpec(kind, context, specs)

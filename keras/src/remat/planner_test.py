@@ -1,0 +1,365 @@
+import itertools
+import random
+
+import numpy as np
+from absl.testing import parameterized
+from scipy import optimize
+
+from keras.src import testing
+from keras.src.remat import planner
+from keras.src.remat.chain import Chain
+from keras.src.remat.chain import Plan
+from keras.src.remat.chain import Segment
+from keras.src.remat.chain import Value
+
+
+def random_chain(n, rng):
+    """A graph with skips, dead values, inputs, outputs; sizes at random."""
+    saved = [rng.randint(0, 5) for _ in range(n)]
+    values = []
+    for i in range(-1, n):
+        for _ in range(rng.choice([1, 1, 2])):
+            uses = rng.randint(0, min(3, n - i))
+            uses = sorted(rng.sample(range(i + 1, n + 1), uses))
+            is_saved = i >= 0 and rng.random() < 0.6
+            size = rng.randint(0, 9)
+            if is_saved:
+                saved[i] += size
+            values.append((i, size, uses, is_saved))
+    numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(3)]
+    return Chain(saved, values, *numbers)
+
+
+def splits(start, stop):
+    """All ways to cut `[start, stop)`, as lists of pairs."""
+    inside = range(start + 1, stop)
+    for k in range(stop - start):
+        for cuts in itertools.combinations(inside, k):
+            cuts = [start, *cuts, stop]
+            yield list(zip(cuts, cuts[1:]))
+
+
+def regions(start, stop, levels):
+    """All regions over `[start, stop)`: inner ones, the last part plain."""
+    yield Segment(start, stop, True)
+    if levels > 1:
+        for pairs in splits(start, stop):
+            if len(pairs) > 1:
+                last = Segment(*pairs[-1], False)
+                inner = [list(regions(*p, levels - 1)) for p in pairs[:-1]]
+                for parts in itertools.product(*inner):
+                    yield Segment(start, stop, True, (*parts, last))
+
+
+def all_plans(n, levels=1):
+    for pairs in splits(0, n):
+        ways = [[Segment(*p, False), *regions(*p, levels)] for p in pairs]
+        yield from itertools.product(*ways)
+
+
+def measured(chain, segments):
+    count = sum(s.remat for s in segments)
+    return chain.extra_flops(segments), chain.peak(segments), count
+
+
+def uniform(n, size=10):
+    values = [Value(i, size, [i + 1]) for i in range(n)]
+    return Chain([size] * n, values, [1] * n)
+
+
+def residual(blocks, width=5):
+    """Blocks of `width` nodes; a skip goes around each."""
+    n = blocks * width
+    values = []
+    for i in range(n):
+        uses = [i + 1]
+        if i % width == 0 and i + width < n:
+            uses.append(i + width)
+        values.append(Value(i, 100, uses))
+    flops = [50 if i % 2 else 2 for i in range(n)]
+    return Chain([100] * n, values, flops, [3] * n, [100] * n)
+
+
+def dense(n):
+    """Every node uses all earlier ones: no cut is narrow."""
+    values = [Value(i, 10, list(range(i + 1, n + 1))) for i in range(n)]
+    return Chain([10 + i for i in range(n)], values, [1 + i for i in range(n)])
+
+
+class Program:
+    """The same choice as an integer program, solved by `scipy`.
+
+    One binary per segment and kind; the chosen ones are a path from 0 to n.
+    For each: what all chosen segments before it keep, plus its need, is
+    within the peak. (Where it is not chosen this says no more than what the
+    segment that covers its place says.) It shares with the planner the
+    numbers of single segments, and nothing of the search.
+    """
+
+    def __init__(self, chain):
+        self.n = chain.n
+        self.arcs, self.need, self.keep, self.cost = [], [], [], []
+        for a, b in itertools.combinations(range(chain.n + 1), 2):
+            for remat in (False, True):
+                segment = Segment(a, b, remat)
+                span = chain.spans(a, np.array([b]))
+                self.arcs.append((a, b))
+                self.need.append(chain.peak((segment,)))
+                self.keep.append(span["keep" if remat else "keep_plain"].item())
+                self.cost.append(chain.extra_flops((segment,)))
+
+    def solve(self, budget=None):
+        """Least cost within a budget, or the least peak."""
+        k, n = len(self.arcs), self.n
+        path = np.zeros((n + 1, k + 1))
+        peak = np.zeros((k, k + 1))
+        peak[:, k] = -1
+        for j, (a, b) in enumerate(self.arcs):
+            path[a, j], path[b, j] = 1, -1
+            before = [i for i, (_, d) in enumerate(self.arcs) if d <= a]
+            peak[j, before] = [self.keep[i] for i in before]
+            peak[j, j] = self.need[j]
+        ends = np.zeros(n + 1)
+        ends[0], ends[n] = 1, -1
+        most = np.inf if budget is None else budget
+        goal = [0] * k + [1] if budget is None else [*self.cost, 0]
+        result = optimize.milp(
+            goal,
+            integrality=[1] * k + [0],
+            bounds=optimize.Bounds(0, [1] * k + [most]),
+            constraints=[
+                optimize.LinearConstraint(path, ends, ends),
+                optimize.LinearConstraint(peak, -np.inf, 0),
+            ],
+        )
+        return result.fun
+
+
+class PlannerTest(testing.TestCase):
+    @parameterized.parameters(range(10))
+    def test_equals_brute_force(self, seed):
+        rng = random.Random(seed)
+        for size in [1, 2, 3, 4, 5, 6] * 4 + [7]:
+            chain = random_chain(size, rng)
+            plans = [measured(chain, p) for p in all_plans(size)]
+            plain = chain.plain_peak()
+            lowest = min((p, c, r) for c, p, r in plans)
+            plan = planner.least_peak(chain)
+            cost, peak, count = measured(chain, plan)
+            self.assertEqual((peak, cost, count), lowest)
+            budgets = [rng.randint(peak, max(peak, plain)) for _ in range(3)]
+            for budget in [peak, plain, *budgets]:
+                plan = planner.cheapest(chain, budget, max_levels=1)
+                self.assertEqual(
+                    measured(chain, plan),
+                    min(p for p in plans if p[1] <= budget),
+                )
+                self.assertEqual(plan.peak, chain.peak(plan))
+
+    def test_equals_brute_force_on_eight_nodes(self):
+        chain = random_chain(8, random.Random(8))
+        plans = [measured(chain, p) for p in all_plans(8)]
+        for budget in range(min(p[1] for p in plans), chain.plain_peak(), 5):
+            plan = planner.cheapest(chain, budget, max_levels=1)
+            least = min(p for p in plans if p[1] <= budget)
+            self.assertEqual(measured(chain, plan), least)
+
+    @parameterized.parameters((2, 5), (3, 4))
+    def test_nested_peak_equals_brute_force(self, levels, most):
+        rng = random.Random(levels)
+        for _ in range(15):
+            chain = random_chain(rng.randint(2, most), rng)
+            peaks = [chain.peak(p) for p in all_plans(chain.n, levels)]
+            plan = planner.least_peak(chain, levels)
+            self.assertEqual(plan.peak, min(peaks))
+            self.assertLessEqual(plan.levels, levels)
+
+    def test_timeline_peaks_at_the_peak(self):
+        rng = random.Random(0)
+        for _ in range(20):
+            chain = random_chain(4, rng)
+            for segments in all_plans(4, levels=3):
+                moments = chain.timeline(segments)
+                self.assertEqual(
+                    max(b for _, b in moments), chain.peak(segments)
+                )
+
+    def test_timeline_by_hand(self):
+        # Three equal nodes; the second one alone is a region.
+        chain = Chain(
+            [4, 4, 4], [(i, 4, [i + 1]) for i in range(3)], [1] * 3, [1] * 3
+        )
+        segments = tuple(Segment(i, i + 1, i == 1) for i in range(3))
+        self.assertEqual(
+            chain.timeline(segments),
+            [
+                ("forward 0", 4),
+                ("forward 1", 4),
+                ("forward 2", 12),
+                ("backward 2", 8 + 4 + 1),
+                ("again 1", 4 + 4 + 1 + 4),
+                ("backward 1", 4 + 4 + 2 + 4),
+                ("backward 0", 4 + 3),
+            ],
+        )
+
+    @parameterized.parameters(range(4))
+    def test_within_5_percent_of_an_integer_program(self, seed):
+        rng = random.Random(100 + seed)
+        chain = random_chain(rng.randint(10, 13), rng)
+        program = Program(chain)
+        peak = planner.least_peak(chain).peak
+        self.assertLessEqual(peak, 1.05 * program.solve() + 1e-6)
+        plain = chain.plain_peak()
+        for budget in (peak, (2 * peak + plain) // 3):
+            plan = planner.cheapest(chain, budget, max_levels=1)
+            self.assertLessEqual(plan.peak, budget)
+            least = program.solve(budget)
+            self.assertLessEqual(plan.extra_flops, 1.05 * least + 1e-6)
+
+    @parameterized.named_parameters(
+        ("random", random_chain(40, random.Random(1))),
+        ("residual", residual(60)),
+        ("dense", dense(50)),
+    )
+    def test_monotone_in_the_budget_and_never_over_it(self, chain):
+        floor = planner.least_peak(chain, levels=2).peak
+        budgets = np.linspace(chain.plain_peak() * 1.1, floor, 40)
+        peaks, costs = [], []
+        for budget in budgets:
+            plan = planner.cheapest(chain, budget)
+            self.assertLessEqual(chain.peak(plan), budget)
+            peaks.append(plan.peak)
+            costs.append(plan.extra_flops)
+        self.assertEqual(peaks, sorted(peaks, reverse=True))
+        self.assertEqual(costs, sorted(costs))
+        self.assertEqual(costs[0], 0)
+        self.assertGreater(costs[-1], 0)
+
+    def test_more_levels_are_never_worse(self):
+        for chain in (residual(60), uniform(100), dense(30)):
+            peaks = [planner.least_peak(chain, k).peak for k in range(4)]
+            self.assertEqual(peaks, sorted(peaks, reverse=True))
+            for budget in range(peaks[1], peaks[0], peaks[0] // 10):
+                one = planner.cheapest(chain, budget, max_levels=1)
+                two = planner.cheapest(chain, budget, max_levels=2)
+                self.assertLessEqual(two.extra_flops, one.extra_flops)
+
+    def test_square_root_of_uniform_chain(self):
+        plan = planner.least_peak(uniform(64))
+        self.assertLessEqual(plan.peak, 10 * 2 * 8)
+        self.assertLessEqual(plan.extra_flops, 64)
+        self.assertBetween(sum(s.remat for s in plan.segments), 8, 12)
+
+    def test_cube_root_of_uniform_chain(self):
+        plan = planner.least_peak(uniform(125), levels=2)
+        self.assertLessEqual(plan.peak, 10 * 3 * 5)
+        self.assertLessEqual(plan.extra_flops, 2 * 125)
+        self.assertEqual(plan.levels, 2)
+
+    def test_regions_end_at_narrow_places(self):
+        # Values inside a block are wide, the one between blocks is not.
+        size = [8, 8, 1] * 12
+        values = [Value(i, s, [i + 1]) for i, s in enumerate(size)]
+        chain = Chain(size, values, [1] * 36)
+        plan = planner.least_peak(chain)
+        self.assertTrue(all(s.stop % 3 == 0 for s in plan.segments))
+
+    def test_budget_below_the_floor(self):
+        chain = uniform(50)
+        floor = planner.least_peak(chain, levels=2).peak
+        with self.assertRaisesRegex(planner.BudgetError, f"{floor} bytes") as e:
+            planner.cheapest(chain, floor - 1)
+        self.assertEqual(e.exception.floor, floor)
+        self.assertEqual(planner.cheapest(chain, floor).peak, floor)
+
+    def test_plain_when_it_fits(self):
+        chain = residual(10)
+        plan = planner.cheapest(chain, chain.plain_peak())
+        self.assertEqual(plan.segments, (Segment(0, 50, False),))
+        self.assertEqual((plan.extra_flops, plan.levels), (0, 0))
+
+    def test_nested_below_what_one_level_can(self):
+        chain = uniform(120)
+        one = planner.least_peak(chain)
+        plan = planner.cheapest(chain, one.peak - 1)
+        self.assertEqual(plan.levels, 2)
+        with self.assertRaises(planner.BudgetError):
+            planner.cheapest(chain, one.peak - 1, max_levels=1)
+
+    def test_without_narrow_cuts(self):
+        chain = dense(80)
+        plan = planner.least_peak(chain)
+        self.assertLess(plan.peak, 0.6 * chain.plain_peak())
+
+    def test_tradeoff_is_monotone(self):
+        chain = residual(40)
+        curve = planner.tradeoff(chain, points=8)
+        peaks, costs, plans = zip(*curve)
+        self.assertEqual(list(peaks), sorted(set(peaks)))
+        self.assertEqual(list(costs), sorted(costs, reverse=True))
+        self.assertEqual(peaks[0], planner.least_peak(chain, 2).peak)
+        self.assertEqual((peaks[-1], costs[-1]), (chain.plain_peak(), 0))
+        self.assertEqual([chain.peak(p) for p in plans], list(peaks))
+
+    def test_cells_are_bounded_and_grow_at_most_quadratically(self):
+        cells = []
+        for blocks in (20, 40, 80, 160, 320):
+            chain = residual(blocks)
+            frontiers = planner._frontiers(chain, 1)
+            cells.append(sum(f.cells for f in frontiers))
+            for f in frontiers:
+                self.assertLessEqual(len(f.count), 2 * planner.CUTS)
+        for few, many in zip(cells[1:], cells[2:]):
+            self.assertLessEqual(many, 4 * few)
+        most = (1.5 * planner.CUTS) ** 2 * planner.LABELS * 2
+        self.assertLessEqual(max(cells), 2 * most)
+
+    def test_narrow_cuts(self):
+        chain = residual(300)
+        cuts = planner.narrow_cuts(chain, 150, always=[7])
+        self.assertEqual((cuts[0], cuts[-1]), (0, chain.n))
+        self.assertIn(7, cuts)
+        self.assertLessEqual(len(cuts), 153)
+        inner = [c for c in cuts[1:-1] if c != 7]
+        narrowest = chain.crossing[1:-1].min()
+        self.assertTrue(all(chain.crossing[inner] == narrowest))
+
+    def test_exactness_is_known(self):
+        small = planner._frontiers(random_chain(8, random.Random(2)), 1)
+        self.assertTrue(small[0].is_exact)
+        rng = random.Random(3)
+        numbers = [[rng.randint(1, 10**6) for _ in range(180)] for _ in "ab"]
+        values = [(i, numbers[0][i], [i + 1]) for i in range(180)]
+        large = planner._frontiers(Chain(numbers[0], values, numbers[1]), 1)
+        self.assertFalse(large[0].is_exact)
+
+    def test_config_round_trip(self):
+        plan = planner.least_peak(uniform(60), levels=2)
+        config = plan.get_config()
+        self.assertEqual(Plan.from_config(config), plan)
+        self.assertIsInstance(config["segments"][0], list)
+        numbers = [config["peak"], config["extra_flops"], config["levels"]]
+        self.assertTrue(all(type(x) is int for x in numbers))
+
+    def test_great_numbers(self):
+        chain = Chain(
+            [10**12] * 30,
+            [(i, 10**12, [i + 1]) for i in range(30)],
+            [10**17] * 30,
+        )
+        plan = planner.cheapest(chain, chain.plain_peak() // 2)
+        self.assertLessEqual(plan.peak, chain.plain_peak() // 2)
+        self.assertGreater(plan.extra_flops, 10**17)
+        self.assertLess(plan.extra_flops, 30 * 10**17)
+
+    @parameterized.parameters(-1, True, 1.0, None)
+    def test_wrong_levels(self, levels):
+        with self.assertRaisesRegex(ValueError, "must be an integer"):
+            planner.least_peak(uniform(3), levels)
+
+    def test_wrong_chain(self):
+        with self.assertRaisesRegex(ValueError, "one number per node"):
+            Chain([1, 1], [], [1])
+        with self.assertRaisesRegex(ValueError, "used after it is made"):
+            Chain([1, 1], [(1, 4, [0], True)], [1, 1])
