@@ -153,18 +153,21 @@ class Frontier:
 
     def _go_back_to(self, a):
         width = int(self.count[a + 1 :].max())
-        later = (slice(a + 1, None), slice(width))
+        # Longest first: of equals the first wins, so plain parts are merged.
+        stops = slice(None, a, -1)
+        later_worst = self.worst[stops, :width]
+        later_cost = self.cost[stops, :width]
         worst = np.stack(
             [
                 np.maximum(
-                    k.need[a, a + 1 :, None],
-                    k.keep[a, a + 1 :, None] + self.worst[later],
+                    k.need[a, stops, None],
+                    k.keep[a, stops, None] + later_worst,
                 )
                 for k in self.kinds
             ]
         )
         cost = np.stack(
-            [k.cost[a, a + 1 :, None] + self.cost[later] for k in self.kinds]
+            [k.cost[a, stops, None] + later_cost for k in self.kinds]
         )
         shape = worst.shape
         # The plain rest costs nothing, so what is worse is beaten.
@@ -179,7 +182,8 @@ class Frontier:
         self.is_exact &= bool(count < self.limit)
         self.worst[a, :count], self.cost[a, :count] = worst, cost
         kind, stop, label = np.unravel_index(where, shape)
-        self.links[a, :count] = np.stack([kind, stop + a + 1, label], -1)
+        stop = len(self.count) - 1 - stop
+        self.links[a, :count] = np.stack([kind, stop, label], -1)
 
     def segments(self, label):
         """The segments of one point of the curve."""

@@ -12,6 +12,7 @@ from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
+from keras.src.remat import recurrent
 
 
 def wrap_call(op, fn, args, kwargs):
@@ -41,7 +42,11 @@ def wrap_call(op, fn, args, kwargs):
         return rematerialized_activation(op, fn)
     if not chosen(setting, op, args, kwargs):
         return fn
-    return region(fn, setting.as_policy()) if next_unit(setting) else fn
+    if not next_unit(setting):
+        return fn
+    if has_recurrent_parts(op):
+        return inheriting(fn, setting)
+    return region(op, fn, setting.as_policy())
 
 
 def chosen(scope, op, args, kwargs):
@@ -55,8 +60,8 @@ def chosen(scope, op, args, kwargs):
 
 def by_policy(op, fn, policy):
     """The operation's own setting: always followed, also in a region."""
-    if not is_model(op):
-        return region(fn, policy)
+    if not is_model(op) and not has_recurrent_parts(op):
+        return region(op, fn, policy)
     if graph.graph_of(op) is not None:
         return graph.cut_call(op, fn, policy)
     scope = RematScope(
@@ -72,7 +77,9 @@ def by_policy(op, fn, policy):
 def model_in_scope(model, fn, scope):
     """A model is a unit only if it is named; else its parts are."""
     if scope.mode == "list_of_layers" and scope.names(model):
-        return region(fn, scope.as_policy()) if depth() < scope.levels else fn
+        if depth() >= scope.levels:
+            return fn
+        return region(model, fn, scope.as_policy())
     whole = scope.mode == "full" and scope.layer_types is None
     if whole and graph.graph_of(model) is not None:
         if depth() >= scope.levels:
@@ -94,16 +101,30 @@ def inheriting(fn, scope):
     return call
 
 
-def region(fn, policy):
+def has_recurrent_parts(op):
+    """Whether a layer is made of layers that loop over time."""
+    inside = getattr(op, "forward_layer", None)
+    return inside is not None and recurrent.loops_over_time(inside)
+
+
+def region(op, fn, policy):
     """`fn` as a region, in which no scope makes another one."""
+    if recurrent.loops_over_time(op):
+        return deeper(recurrent.call_in_parts(op, fn, policy))
     make = remat.remat
     if policy.keeps_something():
         make = functools.partial(remat.remat, policy=policy)
 
-    @functools.wraps(fn)
+    return deeper(make(fn), fn)
+
+
+def deeper(fn, original=None):
+    """`fn` with scopes off in it, but for those of more levels."""
+
+    @functools.wraps(original or fn)
     def call(*args, **kwargs):
         with attributes(remat_depth=depth() + 1):
-            return make(fn)(*args, **kwargs)
+            return fn(*args, **kwargs)
 
     return call
 

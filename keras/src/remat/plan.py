@@ -6,6 +6,7 @@ from keras.src.backend.common.remat_policy import parse_bytes
 from keras.src.remat import costs
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
+from keras.src.remat import recurrent
 from keras.src.remat.chain import Segment
 from keras.src.utils import io_utils
 
@@ -301,11 +302,15 @@ def has_setting(node):
 
 
 def stays_out(node):
-    """Whether a node is in no region: a nested graph is cut by itself."""
+    """Whether a node is in no region: some are divided by themselves."""
     return has_setting(node) or is_nested(node)
 
 
 def is_nested(node):
+    """Whether a node has parts of its own: layers, or steps in time."""
+    layer = getattr(node.operation, "forward_layer", node.operation)
+    if recurrent.loops_over_time(layer):
+        return True
     inside = remat_graph.graph_of(node.operation)
     return inside is not None and len(ordered_nodes(inside)) > 1
 

@@ -22,56 +22,6 @@ import importlib
 from keras.src import backend
 from keras.src.remat.plan import ordered_nodes
 
-NodeCost = collections.namedtuple(
-    "NodeCost",
-    [
-        "saved_internal",
-        "saves_inputs",
-        "saves_outputs",
-        "aliases",
-        "output_bytes",
-        "flops",
-        "grads",
-        "scratch",
-        "kept_by_matmuls",
-        "profiled",
-    ],
-)
-NodeCost.__doc__ = """What one operation costs in training, in bytes.
-
-Args:
-    saved_internal: Residuals that are neither its inputs, nor its outputs,
-        nor variables.
-    saves_inputs: Indices of input tensors that its backward pass reads.
-    saves_outputs: Indices of outputs that its backward pass reads.
-    aliases: For each output, the index of the input tensor whose memory it
-        shares, or `None`.
-    output_bytes: Size of each output.
-    flops: Arithmetic of the forward run; a number of operations, not bytes.
-    grads: Size of the gradients of its trainable weights.
-    scratch: Estimate of what is there only while it, or its backward, runs.
-    kept_by_matmuls: Size of the results of matrix products and convolutions.
-    profiled: Whether the engine traced it; if not, all is an estimate.
-"""
-
-Spec = collections.namedtuple(
-    "Spec", ["shape", "dtype", "differentiable", "mask"], defaults=[None]
-)
-Spec.__doc__ = """A value of the graph.
-
-Args:
-    shape: Tuple of integers.
-    dtype: String.
-    differentiable: Whether a gradient flows back through it.
-    mask: `(shape, dtype)` of its mask, or `None`.
-"""
-
-
-def engine():
-    name = f"keras.src.backend.{backend.backend()}.remat_profile"
-    return importlib.import_module(name)
-
-
 def free_memory():
     """Bytes free on the default device, or `None` if it cannot be told."""
     return engine().free_memory()
@@ -111,7 +61,9 @@ class Flow:
         self.training = training
         self.unprofiled = [] if unprofiled is None else unprofiled
         specs = [spec_of(s) for s in input_specs]
-        self.specs = {id(x): s for x, s in zip(function.inputs, specs)}
+        self.specs = {
+            id(x): s for x, s in zip(function.inputs, specs) if s is not None
+        }
 
     def costs(self, nodes):
         found = {}
@@ -121,28 +73,81 @@ class Flow:
         return [found[id(node)] for node in nodes]
 
     def cost(self, node):
-        given = [self.specs[id(x)] for x in node.input_tensors]
+        tensors = node.input_tensors
+        where = {}
+        for i, x in enumerate(tensors):
+            where.setdefault(id(x), i)
+        used = list(where.values())
+
+        def fill_in(given):
+            return node.arguments.fill_in(dict(zip(where, given)))
+
         cost, outputs = operation_cost(
             node.operation,
-            node.input_tensors,
-            node.arguments.fill_in,
-            given,
+            fill_in,
+            [self.specs[id(tensors[i])] for i in used],
             self.training,
             self.unprofiled,
         )
-        if not cost.profiled:
-            self.unprofiled.append(node.operation.name)
         for x, s in zip(node.outputs, outputs):
             self.specs[id(x)] = s
-        return cost
-
-
-def spec_of(x):
-    if x is None or isinstance(x, Spec):
-        return x
-    if None in x.shape:
-        raise ValueError(
-            "A profile needs the size of every dimension. Received: an input "
-            f"of shape {x.shape}. Fill in the batch size and all the rest."
+        return cost._replace(
+            saves_inputs=tuple(used[i] for i in cost.saves_inputs),
+            aliases=tuple(
+                None if a is None else used[a] for a in cost.aliases
+            ),
         )
-    return Spec(tuple(x.shape), backend.standardize_dtype(x.dtype), False)
+
+
+def operation_cost(operation, fill_in, specs, training, unprofiled):
+    """The cost of one call, from the cache if it was traced before.
+
+    Args:
+        operation: An `Operation` or layer.
+        fill_in: Takes a list of tensors, returns `(args, kwargs)`.
+        specs: List of `Spec` of those tensors.
+        training: See `node_costs`.
+        unprofiled: See `node_costs`.
+
+    Returns:
+        Tuple of a `NodeCost` and the list of `Spec` of the outputs.
+    """
+    context = {}
+    if "training" in getattr(operation, "_call_context_args", ()):
+        context["training"] = training
+    arguments = fill_in([Position(i) for i in range(len(specs))])
+    graph = nested_graph(operation, arguments, specs)
+    if graph is not None:
+        return graph_cost(*graph, training, unprofiled)
+    key = profile_key.key_of(operation, arguments, specs, context)
+    found = CACHE.get(key)
+    if found is None:
+        found = traced(operation, fill_in, specs, context)
+        if key is not None:
+            if len(CACHE) > 4096:
+                CACHE.clear()
+            CACHE[key] = found
+    if not found[0].profiled:
+        unprofiled.append(operation.name)
+    return found
+
+
+CACHE = {}
+
+
+def nested_graph(operation, arguments, specs):
+    """A model's graph and the specs of its inputs, if it only runs that."""
+    from keras.src.models.functional import Functional
+    from keras.src.models.sequential import Sequential
+
+    if getattr(type(operation), "call", None) not in (
+        Functional.call,
+        Sequential.call,
+    ):
+        return None
+    graph, (args, kwargs) = graph_of(operation), arguments
+    given = tree.flatten(args)
+    if graph is None or len(args) != 1 or len(given) != len(graph.inputs):
+        return None
+    if not all(isinstance(x, Position) for x in tree.flatten(args, is_leaf)):
+        return None

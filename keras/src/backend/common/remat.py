@@ -17,3 +17,10 @@ def wrap_call(op, fn, args, kwargs):
     from keras.src.remat import hooks
 
     return hooks.wrap_call(op, fn, args, kwargs)
+
+
+def time_loop(layer):
+    """The loop over time of a recurrent layer, in regions if asked for."""
+    from keras.src.remat import recurrent
+
+    return recurrent.time_loop(layer)

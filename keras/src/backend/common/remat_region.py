@@ -46,6 +46,7 @@ SURROUNDINGS = (
     "remat_keeper",
     "remat_units",
     "remat_scope_stack",
+    "remat_time",
     "torch_device",
 )
 

@@ -1,0 +1,57 @@
+"""What a training step keeps on TensorFlow, from the traced step."""
+
+import tensorflow as tf
+
+from keras.src.backend.common.name_scope import current_path
+from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.tensorflow.remat_profile import placeholder
+from keras.src.backend.tensorflow.remat_profile import read_by
+from keras.src.backend.tensorflow.remat_profile import size
+
+
+def kept_values(forward, data, variables):
+    """Traces a step and lists what its backward reads from its forward part.
+
+    Args:
+        forward: Takes a list of tensors, returns the loss.
+        data: List of tensors.
+        variables: The Keras variables of the model.
+
+    Returns:
+        List of `(path, bytes)`: the name scope that made each value.
+    """
+    graph = Graph("remat_report")
+    with tf.init_scope(), graph.as_default():
+        given = [placeholder(x.shape, x.dtype) for x in data]
+        values = [placeholder(v.shape, v.dtype) for v in variables]
+        mapping = list(zip(variables, values))
+        with StatelessScope(state_mapping=mapping, collect_losses=True):
+            loss = forward(list(given))
+        before = graph.get_operations()
+        trained = [x for x, v in zip(values, variables) if v.trainable]
+        tf.gradients(loss, trained)
+        backward = graph.get_operations()[len(before) :]
+        kept = read_by(backward, set(before))
+    return [
+        (graph.paths.get(x.op.name, ""), size(x))
+        for x in kept.values()
+        if x.op.type != "Placeholder"
+    ]
+
+
+class Graph(tf.__internal__.FuncGraph):
+    """Notes in which name scope of Keras each operation was made."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.paths = {}
+
+    def _create_op_internal(self, *args, **kwargs):
+        op = super()._create_op_internal(*args, **kwargs)
+        self.paths[op.name] = current_path()
+        return op
+
+
+def peak_bytes(forward, data, variables):
+    """`None`: TensorFlow does not tell the peak of a step on every device."""
+    return None

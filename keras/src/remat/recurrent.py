@@ -1,0 +1,79 @@
+"""Recurrent layers: regions of time.
+
+A region around a whole recurrent layer would make the residuals of all its
+steps at once when it runs again. So the loop over time is divided into about
+the square root of its steps, and each part is a region: memory over time
+falls from n to about 2 sqrt(n) steps, as for a chain of layers.
+"""
+
+import functools
+import math
+
+from keras.src import ops
+from keras.src import tree
+from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_region import run_region
+
+ASKED = "remat_time"
+
+
+def loops_over_time(layer):
+    """Whether a layer can run its loop in parts that give equal numbers."""
+    if not hasattr(layer, "inner_loop"):
+        return False
+    cells = getattr(layer.cell, "cells", [layer.cell])
+    # Masks of dropout are made once a call, outside of the loop.
+    dropping = ("dropout", "recurrent_dropout")
+    return not any(getattr(c, name, 0) for c in cells for name in dropping)
+
+
+def call_in_parts(layer, fn, policy):
+    """`fn`, the layer's `call`, with its loop over time in regions."""
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        before = global_state.get_global_attribute(ASKED)
+        global_state.set_global_attribute(ASKED, (layer, policy))
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute(ASKED, before)
+
+    return call
+
+
+def time_loop(layer):
+    """The layer's `inner_loop`, in parts if that was asked for."""
+    asked = global_state.get_global_attribute(ASKED)
+    if asked is None or asked[0] is not layer:
+        return layer.inner_loop
+    return functools.partial(run_in_parts, layer, asked[1])
+
+
+def run_in_parts(layer, policy, sequences, initial_state, mask, training):
+    """Like `layer.inner_loop`, each part of the steps being a region."""
+    policy = policy if policy.keeps_something() else None
+    run = functools.partial(
+        run_region, policy=policy, name=f"steps of {layer.name}"
+    )
+    steps = tree.flatten(sequences)[0].shape[1]
+    # A masked step repeats the output before it, which a part cannot see.
+    count = 1 if mask is not None or steps is None else round(math.sqrt(steps))
+    if count < 2:
+        return run(layer.inner_loop, (sequences, initial_state, mask, training))
+    borders = [round(i * steps / count) for i in range(count + 1)]
+    parts = list(zip(borders, borders[1:]))
+    if layer.go_backwards:
+        parts.reverse()
+    state, results = initial_state, []
+    for start, stop in parts:
+        part = tree.map_structure(lambda x: x[:, start:stop], sequences)
+        last, outputs, state = run(
+            layer.inner_loop, (part, state, None, training)
+        )
+        results.append(outputs)
+    if layer.return_sequences:
+        outputs = tree.map_structure(
+            lambda *xs: ops.concatenate(xs, axis=1), *results
+        )
+    return last, outputs, state
