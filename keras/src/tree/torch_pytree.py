@@ -8,7 +8,6 @@ input would stay in memory.
 
 from torch.utils import _pytree
 
-
 # `LeafSpec()` warns in newer versions, which have this instead.
 _leaf_spec = getattr(_pytree, "treespec_leaf", None) or _pytree.LeafSpec
 

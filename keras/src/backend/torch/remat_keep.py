@@ -74,8 +74,9 @@ class Keeper(TorchDispatchMode):
 
     def keep_by_name(self, x, name):
         maker = self.makers.get(address(x))
-        if maker is not None and self.policy.keeps("name", False, name,
-                                                   lambda: spec_of(x)):
+        if maker is not None and self.policy.keeps(
+            "name", False, name, lambda: spec_of(x)
+        ):
             number, detach = maker
             self.keep(number, detach(), name)
 

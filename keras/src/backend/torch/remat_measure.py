@@ -12,7 +12,6 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.remat_profile import Saved
 from keras.src.backend.torch.remat_profile import key_of
-from keras.src.backend.torch.remat_profile import storage_bytes
 
 
 @torch._dynamo.disable
