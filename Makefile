@@ -16,6 +16,8 @@ OURS := $(wildcard tools devtree integration_tests benchmarks examples)
 .DEFAULT_GOAL := help
 .PHONY: help setup tree status export check lint wheel test test-tools \
 	test-tree test-upstream test-wheel smoke mutation demo bench rebase pr clean
+# pip must not run twice at once in one environment.
+.NOTPARALLEL:
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' \
