@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 ALL := jax tensorflow torch numpy openvino
 BACKENDS = $(or $(BACKEND),$(ALL))
 ONE = $(or $(BACKEND),jax)
+ifneq ($(filter-out $(ALL),$(BACKEND)),)
+$(error BACKEND must be one of: $(ALL). Received: $(BACKEND))
+endif
 # The tools need no packages; with the environment there, check runs ruff too.
 FORK = $(shell test -x $(BIN)/ruff && echo $(BIN)/python || echo $(PYTHON)) \
 	tools/fork.py
@@ -24,16 +27,23 @@ help:  ## list the commands
 		$(MAKEFILE_LIST)
 	@echo "  BACKEND=jax|tensorflow|torch|numpy|openvino (test: all, demo: jax)"
 
-setup: $(BACKENDS:%=$(VENV)/.have-%)  ## make .venv with BACKEND, or with all
+HAVE = $(VENV)/.have-common $(BACKENDS:%=$(VENV)/.have-%)
+
+setup: $(HAVE)  ## make .venv with BACKEND, or with all
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.have-common: requirements.txt | $(BIN)/python
+# What the demo needs; the rest of requirements.txt is for work on the code.
+$(VENV)/.have-demo: requirements-demo.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -r $<
 	@touch $@
 
-$(VENV)/.have-%: requirements-%.txt $(VENV)/.have-common
+$(VENV)/.have-common: requirements.txt $(VENV)/.have-demo
+	$(BIN)/python -m pip install -q -r $<
+	@touch $@
+
+$(VENV)/.have-%: requirements-%.txt $(VENV)/.have-demo
 	$(BIN)/python -m pip install -q -r $<
 	@touch $@
 
@@ -57,7 +67,7 @@ wheel: tree  ## build the wheel in build/dist
 	@$(FORK) build
 
 # The wheel keeps its time stamp as long as the tree does not change.
-$(VENV)/.have-wheel: wheel $(VENV)/.have-common
+$(VENV)/.have-wheel: wheel $(VENV)/.have-demo
 	@if test ! -e $@ || test build/dist/made-from -nt $@; then \
 		$(BIN)/python -m pip install -q build/dist/keras-*.whl && \
 		$(BIN)/python -m pip install -q --no-deps --force-reinstall \
