@@ -16,11 +16,19 @@ What is not exact: an engine may fuse or recompute cheap operations, which
 makes the truth lower; masks that layers hand on count at their reader.
 """
 
-import collections
-import importlib
-
-from keras.src import backend
+from keras.src import tree
+from keras.src.remat import profile_key
+from keras.src.remat.chain import Chain
+from keras.src.remat.chain import Value
+from keras.src.remat.graph import graph_of
 from keras.src.remat.plan import ordered_nodes
+from keras.src.remat.profile_trace import NodeCost
+from keras.src.remat.profile_trace import Position
+from keras.src.remat.profile_trace import engine
+from keras.src.remat.profile_trace import size_of
+from keras.src.remat.profile_trace import spec_of
+from keras.src.remat.profile_trace import traced
+
 
 def free_memory():
     """Bytes free on the default device, or `None` if it cannot be told."""
@@ -93,9 +101,7 @@ class Flow:
             self.specs[id(x)] = s
         return cost._replace(
             saves_inputs=tuple(used[i] for i in cost.saves_inputs),
-            aliases=tuple(
-                None if a is None else used[a] for a in cost.aliases
-            ),
+            aliases=tuple(None if a is None else used[a] for a in cost.aliases),
         )
 
 
@@ -116,9 +122,9 @@ def operation_cost(operation, fill_in, specs, training, unprofiled):
     if "training" in getattr(operation, "_call_context_args", ()):
         context["training"] = training
     arguments = fill_in([Position(i) for i in range(len(specs))])
-    graph = nested_graph(operation, arguments, specs)
-    if graph is not None:
-        return graph_cost(*graph, training, unprofiled)
+    nested = nested_graph(operation, arguments, specs)
+    if nested is not None:
+        return graph_cost(*nested, training, unprofiled)
     key = profile_key.key_of(operation, arguments, specs, context)
     found = CACHE.get(key)
     if found is None:
@@ -140,14 +146,142 @@ def nested_graph(operation, arguments, specs):
     from keras.src.models.functional import Functional
     from keras.src.models.sequential import Sequential
 
-    if getattr(type(operation), "call", None) not in (
-        Functional.call,
-        Sequential.call,
-    ):
+    call = getattr(type(operation), "call", None)
+    if call not in (Functional.call, Sequential.call):
         return None
-    graph, (args, kwargs) = graph_of(operation), arguments
-    given = tree.flatten(args)
-    if graph is None or len(args) != 1 or len(given) != len(graph.inputs):
+    graph, given = graph_of(operation), tree.flatten(arguments[0])
+    if graph is None or len(given) != len(graph.inputs):
         return None
-    if not all(isinstance(x, Position) for x in tree.flatten(args, is_leaf)):
+    if not all(isinstance(x, Position) for x in given):
         return None
+    return graph, [specs[x.index] for x in given], [x.index for x in given]
+
+
+def graph_cost(graph, specs, order, training, unprofiled):
+    """The cost of a nested graph, from those of its nodes."""
+    flow = Flow(graph, specs, training, unprofiled)
+    nodes = ordered_nodes(graph)
+    costs = flow.costs(nodes)
+    kept = Kept(graph, nodes, costs)
+    roots = [kept.root(x) for x in graph.outputs]
+    came_in = {id(x): order[i] for i, x in enumerate(graph.inputs)}
+    ours = {r for r in roots if r in kept.saved and r in kept.made}
+    sizes = [kept.size(x) for x in graph.outputs]
+    cost = NodeCost(
+        saved_internal=sum(kept.by_node()) - sum(kept.made[r][1] for r in ours),
+        saves_inputs=tuple(
+            sorted(came_in[r] for r in kept.saved if r in came_in)
+        ),
+        saves_outputs=tuple(i for i, r in enumerate(roots) if r in kept.saved),
+        aliases=tuple(came_in.get(r) for r in roots),
+        output_bytes=tuple(sizes),
+        flops=sum(c.flops for c in costs),
+        grads=sum(kept.grads()),
+        scratch=max((c.scratch for c in costs), default=0),
+        kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
+        profiled=all(c.profiled for c in costs),
+    )
+    return cost, [flow.specs[id(x)] for x in graph.outputs]
+
+
+class Kept:
+    """What the nodes of a graph keep, each value once, at its producer.
+
+    Args:
+        function: The `Function`.
+        nodes: List of `Node`, in order; of all its nodes or of some.
+        costs: List of their `NodeCost`.
+    """
+
+    def __init__(self, function, nodes, costs):
+        self.function, self.nodes, self.costs = function, nodes, costs
+        self.shares = {}  # Id of a tensor: id of the one whose memory it is.
+        self.made = {}  # Id of a tensor: its producer, its bytes.
+        self.sizes = {}
+        self.saved = set()
+        for i, (node, cost) in enumerate(zip(nodes, costs)):
+            self.add(i, node, cost)
+
+    def add(self, i, node, cost):
+        for x, alias, size in zip(
+            node.outputs, cost.aliases, cost.output_bytes
+        ):
+            self.sizes[id(x)] = size
+            if alias is None:
+                self.made[id(x)] = (i, size)
+            else:
+                self.shares[id(x)] = self.root(node.input_tensors[alias])
+        self.saved.update(
+            self.root(node.input_tensors[k]) for k in cost.saves_inputs
+        )
+        self.saved.update(
+            self.root(node.outputs[k]) for k in cost.saves_outputs
+        )
+
+    def root(self, x):
+        return self.shares.get(id(x), id(x))
+
+    def size(self, x):
+        return self.sizes.get(id(x), 0)
+
+    def by_node(self):
+        """Bytes of residuals that each node adds."""
+        saved = [cost.saved_internal for cost in self.costs]
+        for key in self.saved:
+            if key in self.made:
+                producer, size = self.made[key]
+                saved[producer] += size
+        return saved
+
+    def grads(self):
+        """Bytes of weight gradients that each node's backward adds.
+
+        Those of a weight that several nodes share appear with the last one,
+        whose backward comes first.
+        """
+        seen, found = set(), []
+        for node, cost in zip(reversed(self.nodes), reversed(self.costs)):
+            variables = getattr(node.operation, "trainable_variables", ())
+            new = [v for v in variables if id(v) not in seen]
+            seen.update(id(v) for v in new)
+            found.append(sum(size_of(v) for v in new) if variables else 0)
+        return found[::-1]
+
+    def values(self):
+        """List of the planner's `Value`s."""
+        n, uses = len(self.nodes), {key: set() for key in self.made}
+        place = {id(node): i for i, node in enumerate(self.nodes)}
+        for node in ordered_nodes(self.function):
+            self.use(uses, node.input_tensors, place.get(id(node), n))
+        self.use(uses, self.function.outputs, n)
+        return [
+            Value(producer, size, sorted(uses[key]), key in self.saved)
+            for key, (producer, size) in self.made.items()
+            if uses[key]
+        ]
+
+    def use(self, uses, tensors, node):
+        for x in tensors:
+            if self.root(x) in uses:
+                uses[self.root(x)].add(node)
+
+
+def chain_of(function, nodes, costs):
+    """What the planner works on.
+
+    Args:
+        function: The `Function`.
+        nodes: List of consecutive `Node`, in order.
+        costs: List of their `NodeCost`.
+
+    Returns:
+        A `Chain`. Values that come from before `nodes` are not in it.
+    """
+    kept = Kept(function, nodes, costs)
+    return Chain(
+        kept.by_node(),
+        kept.values(),
+        [c.flops for c in costs],
+        kept.grads(),
+        [c.scratch for c in costs],
+    )

@@ -56,8 +56,11 @@ Args:
 """
 
 
-Position = collections.namedtuple("Position", ["index"])
-Position.__doc__ = """Stands for a tensor among the arguments of a call."""
+class Position:
+    """Stands for a tensor among the arguments of a call."""
+
+    def __init__(self, index):
+        self.index = index
 
 
 def engine():
@@ -143,13 +146,13 @@ class Call:
 
 def cost_of(found, specs, n_outputs, grads):
     sizes = [size for _, _, size in found["outputs"]]
-    mask_bytes = sum(
-        sizes[i] for i in found["saved_outputs"] if i >= n_outputs
-    )
+    mask_bytes = sum(sizes[i] for i in found["saved_outputs"] if i >= n_outputs)
     arriving = sum(sizes[:n_outputs])
     leaving = sum(spec_bytes(s) for s in specs if s.differentiable)
     n_inputs = len(specs)
-    aliases = [a if a is None or a < n_inputs else None for a in found["aliases"]]
+    aliases = [
+        a if a is None or a < n_inputs else None for a in found["aliases"]
+    ]
     return NodeCost(
         saved_internal=found["internal"] + mask_bytes,
         saves_inputs=tuple(i for i in found["saved_inputs"] if i < n_inputs),
@@ -169,7 +172,9 @@ def estimated(operation, call, specs):
     tensors = [KerasTensor(s.shape, s.dtype) for s in specs]
     args, kwargs = call.fill_in(tensors)
     outputs = tree.flatten(operation.compute_output_spec(*args, **kwargs))
-    outputs = [Spec(tuple(y.shape), y.dtype, "float" in y.dtype) for y in outputs]
+    outputs = [
+        Spec(tuple(y.shape), y.dtype, "float" in y.dtype) for y in outputs
+    ]
     sizes = [spec_bytes(s) for s in outputs]
     variables = getattr(operation, "trainable_variables", ())
     leaving = sum(spec_bytes(s) for s in specs if s.differentiable)
