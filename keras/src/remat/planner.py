@@ -19,8 +19,9 @@ What is not optimal:
 
 - Longer chains are cut at the narrowest places only, then once more around
   the cuts that this chose.
-- Labels above the limit are thinned out: costs were then up to some 10 %
-  above those of a search with all cuts and four times the labels.
+- Labels above the limit are thinned out. With both, one level cost up to
+  14 % more on a ResNet152-like chain (8 % on a GPT-like one) than a search
+  over all cuts with 512 labels, itself thinned out.
 - Nesting is best for the least peak of each region, not for its cost.
 - Segments are consecutive in the given order. A general schedule (Checkmate,
   arXiv 1910.02653) may recompute one branch and keep its neighbour, order
