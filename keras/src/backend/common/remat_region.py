@@ -130,7 +130,7 @@ class RecordingScope(StatelessScope):
         super().__init__(collect_losses=True, initialize_variables=False)
         self.run = run
         self.outer = outer
-        self.updated = {}
+        self.updated, self.before = {}, {}
         self.loss_owners = []
 
     def base(self):
@@ -145,12 +145,14 @@ class RecordingScope(StatelessScope):
 
     def add_update(self, update):
         variable, value = update
-        before = self.run.read(variable, self.outer)
-        self.updated.setdefault(id(variable), variable)
+        key = id(variable)
+        if key not in self.updated:
+            self.updated[key] = variable
+            self.before[key] = self.get_current_value(variable)
         if self.base() is None:
             # An assignment in place: no gradient flows through it, and what
             # reads the variable later differentiates the variable itself.
-            value = engine().assigned(value, before)
+            value = engine().assigned(value, self.before[key])
         super().add_update((variable, value))
 
     def new_values(self):

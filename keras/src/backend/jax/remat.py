@@ -101,6 +101,11 @@ def records_gradient():
     return not trace_state_clean()
 
 
+def scan(f, init, xs):
+    """A loop with a region in its body; unrolled ones share no memory."""
+    return jax.lax.scan(f, init, xs)
+
+
 def is_input(x):
     """Whether `x` enters a region as a tensor; a concrete one is a constant."""
     return any(isinstance(v, jax.core.Tracer) for v in jax.tree.leaves(x))
