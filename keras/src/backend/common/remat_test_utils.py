@@ -1,0 +1,122 @@
+"""What the tests of rematerialization share: one step, and a count of runs."""
+
+import contextlib
+
+import numpy as np
+
+from keras.src import backend
+from keras.src import ops
+from keras.src.backend.common.stateless_scope import StatelessScope
+
+RUNS = []
+
+
+def counted(x, name="f"):
+    """`x` itself; notes in `RUNS` each time that it is really computed."""
+    if backend.is_keras_tensor(x) or getattr(x, "is_meta", False):
+        return x
+    if backend.backend() == "jax":
+        import jax
+
+        jax.debug.callback(lambda: RUNS.append(name))
+        return x
+    if backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+
+            def note():
+                RUNS.append(name)
+                return np.int32(0)
+
+            zero = tf.numpy_function(note, [], tf.int32)
+            zero.set_shape([])
+            return x + tf.cast(zero, x.dtype)
+    RUNS.append(name)
+    return x
+
+
+@contextlib.contextmanager
+def runs():
+    """Gives a list; after the block it holds the names that were counted."""
+    wait_for_callbacks()
+    RUNS.clear()
+    found = []
+    yield found
+    wait_for_callbacks()
+    found += RUNS
+
+
+def wait_for_callbacks():
+    if backend.backend() == "jax":
+        import jax
+
+        jax.effects_barrier()
+
+
+def step(f, inputs=(), variables=(), compiled=False):
+    """One loss with its gradients, on any backend; variables are updated.
+
+    Args:
+        f: Function of the inputs that returns a scalar.
+        inputs: List of arrays.
+        variables: All `Variable`s that `f` reads or writes.
+        compiled: Whether to run in `jax.jit` or `tf.function`. Defaults to
+            `False`.
+
+    Returns:
+        The loss, the gradients of the inputs, and those of the variables that
+        are trainable, in order, as arrays (`None` where there is none).
+    """
+    inputs = [ops.convert_to_tensor(x) for x in inputs]
+    one_step = globals()[f"step_{backend.backend()}"]
+    loss, gradients = one_step(f, inputs, list(variables), compiled)
+    numpy = backend.convert_to_numpy
+    gradients = [None if g is None else numpy(g) for g in gradients]
+    return numpy(loss), gradients[: len(inputs)], gradients[len(inputs) :]
+
+
+def step_jax(f, inputs, variables, compiled):
+    import jax
+
+    trained = [v for v in variables if v.trainable]
+    state = [v for v in variables if not v.trainable]
+
+    def pure(values, state_values):
+        values, weights = values[: len(inputs)], values[len(inputs) :]
+        pairs = [*zip(trained, weights), *zip(state, state_values)]
+        with StatelessScope(pairs, collect_losses=True) as scope:
+            loss = f(*values)
+        return loss, [scope.get_current_value(v) for v in state]
+
+    gradient = jax.value_and_grad(pure, has_aux=True)
+    gradient = jax.jit(gradient) if compiled else gradient
+    values = inputs + [v.value for v in trained]
+    (loss, new), gradients = gradient(values, [v.value for v in state])
+    for v, value in zip(state, new):
+        v.assign(value)
+    return loss, gradients
+
+
+def step_tensorflow(f, inputs, variables, compiled):
+    import tensorflow as tf
+
+    trained = [v.value for v in variables if v.trainable]
+
+    def run(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = f(*inputs)
+        return loss, tape.gradient(loss, inputs + trained)
+
+    return tf.function(run)(inputs) if compiled else run(inputs)
+
+
+def step_torch(f, inputs, variables, compiled):
+    import torch
+
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    loss = f(*inputs)
+    sources = inputs + [v.value for v in variables if v.trainable]
+    found = torch.autograd.grad(loss, sources, allow_unused=True)
+    return loss, list(found)
