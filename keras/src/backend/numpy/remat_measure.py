@@ -1,4 +1,4 @@
-"""NumPy keeps nothing for a backward pass, so there is nothing to measure."""
+"""NumPy keeps nothing for a backward pass: nothing to measure."""
 
 
 def kept_values(forward, data, variables):

@@ -1,4 +1,4 @@
-"""OpenVINO keeps nothing for a backward pass, so there is nothing to measure."""
+"""OpenVINO keeps nothing for a backward pass: nothing to measure."""
 
 
 def kept_values(forward, data, variables):

@@ -21,7 +21,7 @@ def kept_values(forward, data, variables):
         List of `(path, bytes)`: the name scope that made each value.
     """
     graph = Graph("remat_report")
-    with tf.init_scope(), graph.as_default():
+    with graph.as_default():
         given = [placeholder(x.shape, x.dtype) for x in data]
         values = [placeholder(v.shape, v.dtype) for v in variables]
         mapping = list(zip(variables, values))

@@ -1,0 +1,361 @@
+"""Measures what training keeps, on the running backend.
+
+Each engine tells in its own way which values a step hands from its forward
+to its backward part (`keras/src/backend/<name>/remat_measure.py`), and in
+which name scope each of them was made. Nothing that the step writes leaves
+the stateless scope that it runs in, so the model stays what it was.
+
+What is not counted: variables, the batch, and what an engine keeps inside of
+an operation without telling (workspaces of convolutions).
+"""
+
+import collections
+import contextlib
+import importlib
+
+import rich.markup
+import rich.table
+
+from keras.src import backend
+from keras.src import ops
+from keras.src import tree
+from keras.src.api_export import keras_export
+from keras.src.backend import KerasTensor
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.backend.common.remat_scope import setting_of
+from keras.src.remat import graph as remat_graph
+from keras.src.remat import plan as remat_plan
+from keras.src.remat.plan import show
+from keras.src.trainers.compile_utils import CompileLoss
+
+LOSS = "remat_report_loss"
+
+LayerBytes = collections.namedtuple(
+    "LayerBytes",
+    ["plain", "remat", "predicted_plain", "predicted"],
+    defaults=[None, None],
+)
+LayerBytes.__doc__ = """Bytes that one layer keeps for the backward pass.
+
+Args:
+    plain: Measured without rematerialization.
+    remat: Measured with it.
+    predicted_plain: Predicted without it, or `None`.
+    predicted: Predicted with it, or `None`.
+"""
+
+
+@keras_export("keras.utils.remat_report")
+def remat_report(model, x, y=None):
+    """Measures what a training step keeps, with rematerialization and without.
+
+    A plan predicts from shapes; this shows what the running backend really
+    does with your model and batch, layer by layer, beside the prediction. Use
+    it to see whether a setting saves what you hoped for, and which layers
+    still keep most.
+
+    A model, layer or scope that asks for rematerialization is measured as it
+    is. If none does, the model is measured as with `model.remat = True`.
+    Nothing about the model changes: weights, seeds, statistics, metrics and
+    settings are as before.
+
+    Args:
+        model: A built Keras model.
+        x: A batch of input, any nest of arrays that the model takes.
+        y: The targets of the batch. Defaults to `None`: the loss is then the
+            mean square of the outputs, as it is for a model that was not
+            compiled.
+
+    Returns:
+        A `RematReport`. Its `summary()` prints a table.
+
+    Raises:
+        ValueError: If the backend does not train, or the model is not built.
+
+    Example:
+
+    ```python
+    model = keras.applications.ResNet50(weights=None)
+    report = keras.utils.remat_report(model, np.ones((8, 224, 224, 3)))
+    report.summary()
+    report.remat_bytes / report.plain_bytes
+    ```
+    """
+    if not model.built:
+        raise ValueError(
+            "`remat_report` needs a model that is built. Received: "
+            f"{model}. Call it on a batch first, or use `model.build(...)`."
+        )
+    batch = Batch(model, x, y)
+    with unchanged(model):
+        with switched(model, off=True):
+            plain, plain_peak = batch.measure()
+        with switched(model, off=False):
+            remat, remat_peak = batch.measure()
+            plan = batch.plan()
+    return RematReport(model, plain, remat, plain_peak, remat_peak, plan)
+
+
+class RematReport:
+    """What a training step keeps, measured and predicted, see `remat_report`.
+
+    Attributes:
+        plain_bytes: Bytes kept between the forward and the backward pass
+            without rematerialization.
+        remat_bytes: The same with it.
+        predicted_bytes: What the plan predicts for `remat_bytes`, or `None`
+            if the model itself is not a graph with a plan.
+        predicted_plain_bytes: What it predicts for `plain_bytes`, or `None`.
+        plain_peak: Most bytes at once in a step without rematerialization,
+            or `None` if the backend does not tell.
+        remat_peak: The same with it.
+        predicted_peak: What the plan predicts for `remat_peak`, or `None`.
+        by_layer: Dict from the name of a layer, as in `model.summary()`, to
+            `LayerBytes`: `plain`, `remat`, `predicted_plain`, `predicted`.
+            What no layer made is under `"(loss)"` and `"(other)"`.
+    """
+
+    def __init__(self, model, plain, remat, plain_peak, remat_peak, plan):
+        self.name = model.name
+        self.plain_peak, self.remat_peak = plain_peak, remat_peak
+        self.plain_bytes = sum(plain.values())
+        self.remat_bytes = sum(remat.values())
+        self.predicted_bytes = self.predicted_plain_bytes = None
+        self.predicted_peak = None
+        columns = [plain, remat]
+        if plan is not None:
+            columns += predicted_by_layer(plan)
+            self.predicted_plain_bytes = sum(columns[2].values())
+            self.predicted_bytes = sum(columns[3].values())
+            self.predicted_peak = plan.predicted_bytes
+        names = dict.fromkeys(name for c in columns for name in c)
+        in_order = [x.name for x in model.layers if x.name in names]
+        self.by_layer = {
+            name: LayerBytes(*(c.get(name, 0) for c in columns))
+            for name in dict.fromkeys([*in_order, *names])
+        }
+
+    def summary(self):
+        """Prints the measured and predicted bytes of each layer as a table."""
+        from keras.src.remat import report
+
+        table = rich.table.Table(
+            title=f"Kept for the backward pass of {self.name} "
+            f"on {backend.backend()}",
+            title_justify="left",
+        )
+        table.add_column("Layer", overflow="fold")
+        for name in ("Plain", "predicted", "Remat", "predicted", "Ratio"):
+            table.add_column(name, justify="right")
+        for name, row in self.by_layer.items():
+            if any(row):
+                table.add_row(rich.markup.escape(name), *fields(row))
+        table.add_section()
+        total = LayerBytes(
+            self.plain_bytes,
+            self.remat_bytes,
+            self.predicted_plain_bytes,
+            self.predicted_bytes,
+        )
+        table.add_row("Total", *fields(total))
+        report.print_rich([table, self.peak_line()])
+
+    def peak_line(self):
+        if self.plain_peak is None:
+            return " Peak: this backend does not tell"
+        line = f" Peak: {show(self.plain_peak)} plain, "
+        line += f"{show(self.remat_peak)} with rematerialization"
+        if self.predicted_peak is not None:
+            line += f", predicted {show(self.predicted_peak)}"
+        return line
+
+
+def fields(row):
+    ratio = f"{row.remat / row.plain:.2f}" if row.plain else "-"
+    shown = (row.plain, row.predicted_plain, row.remat, row.predicted)
+    return [*("-" if b is None else show(b) for b in shown), ratio]
+
+
+class Batch:
+    """A model's step on one batch.
+
+    Args:
+        model: The model.
+        x: Its inputs.
+        y: The targets, or `None`.
+    """
+
+    def __init__(self, model, x, y):
+        self.model = model
+        given = (x,) if y is None else (x, y)
+        self.given = tree.map_structure(backend.convert_to_tensor, given)
+        self.loss = None if y is None else self.compiled_loss()
+
+    def compiled_loss(self):
+        own = getattr(self.model, "_compile_loss", None)
+        if own is None:
+            return None
+        # A new one: the model's has metrics, which this must not build.
+        loss = CompileLoss(
+            own._user_loss,
+            own._user_loss_weights,
+            output_names=own.output_names,
+        )
+        x, y = tree.map_structure(as_spec, self.given)
+        loss.build(y, backend.compute_output_spec(self.call, x))
+        return loss
+
+    def call(self, x):
+        if self.model._call_has_training_arg:
+            return self.model(x, training=True)
+        return self.model(x)
+
+    def forward(self, leaves):
+        """The loss, of a flat list of tensors."""
+        given = tree.pack_sequence_as(self.given, leaves)
+        outputs = self.call(given[0])
+        with backend.name_scope(LOSS):
+            if self.loss is not None:
+                loss = self.loss(given[1], outputs)
+            else:
+                loss = sum(
+                    ops.mean(ops.square(ops.cast(out, "float32")))
+                    for out in tree.flatten(outputs)
+                )
+            return sum((ops.sum(v) for v in self.model.losses), loss)
+
+    def measure(self):
+        """Bytes by name of layer, and the peak."""
+        name = f"keras.src.backend.{backend.backend()}.remat_measure"
+        engine = importlib.import_module(name)
+        given = self.forward, tree.flatten(self.given), self.model.variables
+        rows = Rows(self.model)
+        found = collections.Counter()
+        for path, count in engine.kept_values(*given):
+            found[rows.name_of(path)] += count
+        return found, engine.peak_bytes(*given)
+
+    def plan(self):
+        """The plan that the model follows for this batch, or `None`."""
+        function = remat_graph.graph_of(self.model)
+        policy = policy_of(self.model)
+        if function is None or policy is None:
+            return None
+        inputs = self.given[0]
+        if hasattr(function, "_standardize_inputs"):
+            inputs = function._standardize_inputs(inputs)
+        specs = [as_spec(v) for v in tree.flatten(inputs)]
+        return remat_plan.RematPlan(self.model, specs, policy)
+
+
+def as_spec(x):
+    if x is None:
+        return None
+    shape = tuple(int(d) for d in x.shape)
+    return KerasTensor(shape, backend.standardize_dtype(x.dtype))
+
+
+def policy_of(model):
+    """The policy by which the model's graph is cut, or `None`."""
+    setting = setting_of(model)
+    if setting is None or isinstance(setting, RematPolicy):
+        return setting
+    if setting.mode == "full" and setting.layer_types is None:
+        return setting.as_policy()
+    return None
+
+
+def predicted_by_layer(plan):
+    """Kept bytes by name of layer: in a plain run, and as planned."""
+    from keras.src.remat import report
+
+    columns = []
+    for segments in (report.whole_segments(plan), plan.planned.segments):
+        kept = report.kept_by_node(plan.chain, segments)
+        found = collections.Counter()
+        for node, count in zip(plan.nodes, kept):
+            found[node.operation.name] += int(count)
+        columns.append(found)
+    return columns
+
+
+class Rows:
+    """Finds the layer of the model in which a name scope lies."""
+
+    def __init__(self, model):
+        self.names = {}
+        for layer in reversed(model.layers):
+            for part in layer._flatten_layers():
+                self.names[getattr(part, "path", None) or part.name] = (
+                    layer.name
+                )
+
+    def name_of(self, path):
+        if LOSS in path.split("/"):
+            return "(loss)"
+        parts = path.split("/")
+        # Some engines put the names of callers before a layer's own path.
+        for start in range(len(parts)):
+            for stop in range(len(parts), start, -1):
+                found = self.names.get("/".join(parts[start:stop]))
+                if found is not None:
+                    return found
+        return "(other)"
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Puts back what layers hold beside their variables."""
+    before = []
+    for op in operations_of(model):
+        own = vars(op)
+        before.append((own, own.get("_remat_setting")))
+        for name in ("_losses", "_loss_ids"):
+            if name in own:
+                before.append((own[name], list(own[name])))
+    try:
+        yield
+    finally:
+        for place, value in before:
+            restore(place, value)
+
+
+def restore(place, value):
+    if isinstance(place, list):
+        place[:] = value
+    elif isinstance(place, set):
+        place.clear()
+        place.update(value)
+    elif value is None:
+        place.pop("_remat_setting", None)
+    else:
+        place["_remat_setting"] = value
+
+
+@contextlib.contextmanager
+def switched(model, off):
+    """Switches all settings off; or the model's on, if there are none."""
+    operations = operations_of(model)
+    before = [vars(op).get("_remat_setting") for op in operations]
+    on = any(setting_of(op) is not None for op in operations)
+    try:
+        if off:
+            for op in operations:
+                vars(op)["_remat_setting"] = False
+        elif not on:
+            vars(model)["_remat_setting"] = True
+        yield
+    finally:
+        for op, value in zip(operations, before):
+            vars(op)["_remat_setting"] = value
+
+
+def operations_of(model):
+    """The model, its layers and the operations of its graphs."""
+    found = {}
+    for layer in model._flatten_layers():
+        found[id(layer)] = layer
+        function = remat_graph.graph_of(layer)
+        for op in getattr(function, "operations", ()):
+            found[id(op)] = op
+    return list(found.values())

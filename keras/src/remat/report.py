@@ -1,0 +1,230 @@
+"""Shows plans: as a table, as columns of `model.summary()`, as a picture.
+
+What a node keeps under a plan follows the memory model of `chain.py`: in a
+plain part its residuals, and results that are needed after the part; in a
+region only results that are needed after the region.
+"""
+
+import collections
+
+import numpy as np
+import rich.console
+import rich.markup
+import rich.table
+
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat import graph as remat_graph
+from keras.src.remat import measure
+from keras.src.remat import plan as remat_plan
+from keras.src.remat.chain import Segment
+from keras.src.remat.plan import show
+from keras.src.utils import io_utils
+
+remat_report = measure.remat_report
+
+
+def print_plan(plan):
+    """Prints a plan as a table, one row for each region and plain part.
+
+    Args:
+        plan: A `RematPlan`.
+    """
+    table = rich.table.Table(
+        title=f"Rematerialization of {rich.markup.escape(plan_name(plan))}",
+        title_justify="left",
+    )
+    table.add_column("Region")
+    table.add_column("Layers", overflow="fold")
+    for name in ("Number", "Kept", "Share of peak", "Runs again"):
+        table.add_column(name, justify="right")
+    for row in plan_rows(plan):
+        table.add_row(*map(rich.markup.escape, row))
+    print_rich([table, *plan_lines(plan)])
+
+
+def plan_name(plan):
+    return getattr(plan.model, "name", None) or plan.function.name
+
+
+def plan_rows(plan):
+    """The table's rows, as text."""
+    rows, number = [], 0
+    kept = kept_by_node(plan.chain, plan.planned.segments)
+    peak = max(1, plan.predicted_bytes)
+    for s in plan.planned.segments:
+        number += s.remat
+        bytes_kept = int(kept[s.start : s.stop].sum())
+        again = plan.chain.extra_flops((s,))
+        rows.append(
+            (
+                region_label(s, number),
+                layers_of(plan.nodes, s),
+                str(s.stop - s.start),
+                show(bytes_kept),
+                f"{bytes_kept / peak:.0%}",
+                show_flops(again) if s.remat else "-",
+            )
+        )
+    return rows
+
+
+def region_label(segment, number):
+    if not segment.remat:
+        return "-"
+    inside = sum(s.remat for s in segment.inner)
+    return f"{number} ({inside} inside)" if inside else str(number)
+
+
+def layers_of(nodes, segment):
+    first = nodes[segment.start].operation.name
+    last = nodes[segment.stop - 1].operation.name
+    return first if segment.stop - segment.start == 1 else f"{first} .. {last}"
+
+
+def plan_lines(plan):
+    """Totals before and after, and what they do not rest on."""
+    chain, segments = plan.chain, plan.planned.segments
+    before = kept_by_node(chain, whole_segments(plan)).sum()
+    after = kept_by_node(chain, segments).sum()
+    extra = plan.predicted_extra_flops
+    share = extra / max(1, plan.plain_flops)
+    lines = [
+        f" Kept after the forward run: {show(before)} plain, "
+        f"{show(after)} planned",
+        f" Peak: {show(plan.plain_bytes)} plain, "
+        f"{show(plan.predicted_bytes)} planned"
+        + (f", budget {show(plan.budget)}" if plan.budget is not None else ""),
+        f" Arithmetic of a step: {show_flops(plan.plain_flops)} plain, "
+        f"{show_flops(plan.plain_flops + extra)} planned ({share:+.0%})",
+    ]
+    if plan.unprofiled:
+        names = ", ".join(dict.fromkeys(plan.unprofiled))
+        lines.append(f" Guessed from shapes, not traced: {names}")
+    return [rich.markup.escape(line) for line in lines]
+
+
+def show_flops(count):
+    """Arithmetic for people."""
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 1000 or unit == "T":
+            return (
+                f"{count:.0f} FLOP" if not unit else f"{count:.1f} {unit}FLOP"
+            )
+        count /= 1000
+
+
+def print_rich(parts):
+    """Prints as `model.summary()` does: captured where that is captured."""
+    if io_utils.is_interactive_logging_enabled():
+        console = rich.console.Console(highlight=False)
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, str))
+        return
+    console = rich.console.Console(
+        highlight=False, force_terminal=False, color_system=None
+    )
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, str))
+    io_utils.print_msg(capture.get(), line_break=False)
+
+
+def kept_by_node(chain, segments):
+    """Bytes that each node leaves for the backward pass.
+
+    Args:
+        chain: A `Chain`.
+        segments: Tuple of `Segment`.
+
+    Returns:
+        Array of integers, one for each node.
+    """
+    kept = np.zeros(chain.n, np.int64)
+    for s in segments:
+        leaves = (chain.producer >= s.start) & (chain.producer < s.stop)
+        leaves &= chain.last >= s.stop
+        size = chain.size if s.remat else chain.unsaved_size
+        np.add.at(kept, chain.producer[leaves], size[leaves])
+        if not s.remat:
+            saved = np.diff(chain.saved_before[s.start : s.stop + 1])
+            kept[s.start : s.stop] += saved
+    return kept
+
+
+def whole_segments(plan):
+    """The segments of a plain run."""
+    n = plan.chain.n
+    return (Segment(0, n, False),) if n else ()
+
+
+def plot_plan(plan, to_file):
+    """Draws a plan, see `RematPlan.plot`."""
+    from keras.src.remat import picture
+
+    return picture.plot_plan(plan, to_file)
+
+
+SummaryColumns = collections.namedtuple("SummaryColumns", ["header", "rows"])
+SummaryColumns.__doc__ = """Two columns for `model.summary()`.
+
+Args:
+    header: Two strings.
+    rows: Dict from a layer's name to its two fields; names that are not
+        there have `NO_FIELDS`.
+"""
+NO_FIELDS = ("-", "-")
+
+
+def summary_columns(model, batch_size=None):
+    """Bytes that each layer keeps in training, and the region it runs in.
+
+    Args:
+        model: The model that is summarized.
+        batch_size: Integer. Defaults to `None`: that of the model's inputs
+            or, if they leave it open, 1.
+
+    Returns:
+        A `SummaryColumns`.
+    """
+    function = remat_graph.graph_of(model)
+    if function is None or not function.inputs:
+        return SummaryColumns(("Kept", "Region"), no_rows())
+    shape = function.inputs[0].shape
+    known = shape[0] if len(shape) else None
+    batch_size = batch_size or known or 1
+    specs = [remat_plan.with_batch(x, batch_size) for x in function.inputs]
+    policy, region = measure.policy_of(model), "Region"
+    plan = None
+    if policy is not None:
+        try:
+            plan = remat_plan.RematPlan(model, specs, policy)
+        except ValueError:  # A share of the peak may not do for a batch of 1.
+            region = "Region (none fits)"
+    if plan is None:
+        plan = remat_plan.RematPlan(model, specs, RematPolicy())
+        segments = whole_segments(plan)
+    else:
+        segments = plan.planned.segments
+    rows = fields_of(plan, segments)
+    return SummaryColumns((f"Kept (batch {batch_size})", region), rows)
+
+
+def no_rows():
+    return collections.defaultdict(lambda: NO_FIELDS)
+
+
+def fields_of(plan, segments):
+    kept = kept_by_node(plan.chain, segments)
+    bytes_of, regions = {}, {}
+    number = 0
+    for s in segments:
+        number += s.remat
+        for i in range(s.start, s.stop):
+            name = plan.nodes[i].operation.name
+            bytes_of[name] = bytes_of.get(name, 0) + int(kept[i])
+            if s.remat:
+                regions.setdefault(name, {})[str(number)] = None
+    rows = no_rows()
+    for name, count in bytes_of.items():
+        rows[name] = (show(count), ", ".join(regions.get(name, "-")))
+    return rows
