@@ -13,7 +13,7 @@ RUNS = []
 
 def counted(x, name="f"):
     """`x` itself; notes in `RUNS` each time that it is really computed."""
-    if backend.is_keras_tensor(x) or getattr(x, "is_meta", False):
+    if backend.is_keras_tensor(x) or hasattr(x, "fake_mode"):
         return x
     if backend.backend() == "jax":
         import jax
@@ -24,11 +24,7 @@ def counted(x, name="f"):
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-
-            def note():
-                RUNS.append(name)
-                return np.int32(0)
-
+            note = lambda: RUNS.append(name) or np.int32(0)
             zero = tf.numpy_function(note, [], tf.int32)
             zero.set_shape([])
             return x + tf.cast(zero, x.dtype)
@@ -61,12 +57,11 @@ def step(f, inputs=(), variables=(), compiled=False):
         f: Function of the inputs that returns a scalar.
         inputs: List of arrays.
         variables: All `Variable`s that `f` reads or writes.
-        compiled: Whether to run in `jax.jit` or `tf.function`. Defaults to
-            `False`.
+        compiled: Whether to run in `jax.jit` or `tf.function`.
 
     Returns:
-        The loss, the gradients of the inputs, and those of the variables that
-        are trainable, in order, as arrays (`None` where there is none).
+        The loss, the gradients of the inputs, and those of the trainable
+        variables, as arrays (`None` where there is none).
     """
     inputs = [ops.convert_to_tensor(x) for x in inputs]
     one_step = globals()[f"step_{backend.backend()}"]
@@ -91,11 +86,11 @@ def step_jax(f, inputs, variables, compiled):
 
     gradient = jax.value_and_grad(pure, has_aux=True)
     gradient = jax.jit(gradient) if compiled else gradient
-    values = inputs + [v.value for v in trained]
-    (loss, new), gradients = gradient(values, [v.value for v in state])
+    weights = [v.value for v in trained]
+    (loss, new), found = gradient(inputs + weights, [v.value for v in state])
     for v, value in zip(state, new):
         v.assign(value)
-    return loss, gradients
+    return loss, found
 
 
 def step_tensorflow(f, inputs, variables, compiled):

@@ -1,0 +1,182 @@
+import copy
+import os
+import pickle
+
+import numpy as np
+from absl.testing import parameterized
+
+from keras.src import layers
+from keras.src import models
+from keras.src import ops
+from keras.src import saving
+from keras.src import testing
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.backend.common.remat_scope import RematScope
+from keras.src.models.cloning import clone_model
+
+SETTINGS = {
+    "on": True,
+    "off": False,
+    "policy": RematPolicy(keep=["wave"], every=2),
+}
+
+
+@saving.register_keras_serializable("remat_setting_test")
+class Plain(layers.Layer):
+    """Knows nothing of remat: no `**kwargs`, and a config of its own."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.units = units
+
+    def call(self, x):
+        return ops.sin(x)
+
+    def get_config(self):
+        return {"units": self.units}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(config["units"])
+
+
+@saving.register_keras_serializable("remat_setting_test")
+class Subclassed(models.Model):
+    def __init__(self, units=2, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def functional():
+    inputs = layers.Input((3,))
+    return models.Model(inputs, layers.Dense(2)(inputs))
+
+
+def sequential():
+    return models.Sequential([layers.Input((3,)), layers.Dense(2)])
+
+
+def subclassed():
+    model = Subclassed()
+    model(np.ones((1, 3)))
+    return model
+
+
+def custom():
+    return Plain(2)
+
+
+MAKERS = {
+    "dense": lambda: layers.Dense(2),
+    "custom": custom,
+    "functional": functional,
+    "sequential": sequential,
+    "subclassed": subclassed,
+}
+
+
+class RematSettingTest(testing.TestCase):
+    @parameterized.named_parameters(*SETTINGS.items())
+    def test_constructors_take_it(self, setting):
+        inputs = layers.Input((3,))
+        for layer in (
+            layers.Dense(2, remat=setting),
+            layers.LSTM(2, remat=setting),
+            layers.Bidirectional(layers.GRU(2), remat=setting),
+            layers.Lambda(ops.sin, remat=setting),
+            models.Sequential([layers.Dense(2)], remat=setting),
+            models.Model(inputs, layers.Dense(2)(inputs), remat=setting),
+            Subclassed(remat=setting),
+        ):
+            self.assertEqual(layer.remat, setting, msg=repr(layer))
+
+    def test_the_word_full_means_true(self):
+        self.assertIs(layers.Dense(2, remat="full").remat, True)
+
+    @parameterized.parameters("fulll", 1.5, "matmuls", [{"a": 1}])
+    def test_a_wrong_value_lists_the_valid_ones(self, setting):
+        layer = layers.Dense(2)
+        with self.assertRaises(ValueError) as caught:
+            layer.remat = setting
+        for text in ("`True`", "`False`", "full", "RematPolicy", repr(setting)):
+            self.assertIn(text, str(caught.exception))
+        self.assertIsNone(layer.remat)
+        with self.assertRaisesRegex(ValueError, "`remat` must be"):
+            layers.Dense(2, remat=setting)
+
+    @parameterized.named_parameters(*MAKERS.items())
+    def test_the_config_has_it_only_when_set(self, make):
+        layer = make()
+        self.assertNotIn("remat", layer.get_config())
+        layer.remat = True
+        self.assertIs(layer.get_config()["remat"], True)
+        layer.remat = None
+        self.assertNotIn("remat", layer.get_config())
+
+    def test_the_config_of_an_unset_model_has_no_trace_of_it(self):
+        self.assertNotIn("remat", functional().to_json())
+        self.assertNotIn("remat", sequential().to_json())
+
+    @parameterized.product(make=list(MAKERS), setting=list(SETTINGS))
+    def test_it_survives_every_copy(self, make, setting):
+        layer, setting = MAKERS[make](), SETTINGS[setting]
+        layer.remat = setting
+        config = layer.get_config()
+        copies = {
+            "from_config": type(layer).from_config(config),
+            "deepcopy": copy.deepcopy(layer),
+            "pickle": pickle.loads(pickle.dumps(layer)),
+            "serialize": saving.deserialize_keras_object(
+                saving.serialize_keras_object(layer)
+            ),
+        }
+        for name, found in copies.items():
+            self.assertEqual(found.remat, setting, msg=name)
+        self.assertEqual(layer.get_config(), config)
+
+    @parameterized.product(
+        make=["functional", "sequential", "subclassed"],
+        setting=list(SETTINGS),
+    )
+    def test_clone_and_file(self, make, setting):
+        model, setting = MAKERS[make](), SETTINGS[setting]
+        model.remat = setting
+        model.layers[-1].remat = setting
+        path = os.path.join(self.get_temp_dir(), "model.keras")
+        model.save(path)
+        found = saving.load_model(path)
+        self.assertEqual(found.remat, setting)
+        x = np.ones((2, 3), "float32")
+        self.assertAllClose(found(x), model(x))
+        found = clone_model(model)
+        self.assertEqual(found.remat, setting)
+        if make != "subclassed":  # its parts are made by its own code
+            self.assertEqual(found.layers[-1].remat, setting)
+
+    def test_layers_of_a_saved_model_keep_theirs(self):
+        inputs = layers.Input((3,))
+        x = layers.Dense(3, name="a", remat=True)(inputs)
+        x = layers.Dense(3, name="b", remat=False)(x)
+        model = models.Model(inputs, layers.Dense(3, name="c")(x))
+        found = models.Model.from_config(model.get_config())
+        settings = [found.get_layer(name).remat for name in "abc"]
+        self.assertEqual(settings, [True, False, None])
+
+    def test_the_scope_at_construction_is_saved(self):
+        with RematScope("larger_than", output_size_threshold=7):
+            layer = layers.Dense(2)
+        self.assertIsNone(layer.remat)
+        found = layers.Dense.from_config(layer.get_config())
+        self.assertIsNone(found.remat)
+        self.assertEqual(found._remat_mode.mode, "larger_than")
+        self.assertEqual(found._remat_mode.output_size_threshold, 7)
+
+    def test_setting_it_makes_the_trainer_trace_again(self):
+        model = sequential()
+        model.compile("sgd", "mse")
+        model.train_function = traced = object()
+        model.remat = True
+        self.assertIsNot(model.train_function, traced)
