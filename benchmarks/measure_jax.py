@@ -1,0 +1,136 @@
+"""Memory and arithmetic of a training step, from XLA's own assignment."""
+
+import math
+import re
+
+from measure import Usage
+from measure import thinned
+
+BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+FAST = {"xla_backend_optimization_level": 0}  # of machine code, not buffers
+
+
+def prepare():
+    """Nothing to set up."""
+
+
+def of_step(model, x, y):
+    compiled = compile_step(model, x, y)
+    memory = compiled.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    cost = compiled.cost_analysis() or {}
+    return Usage(
+        memory.temp_size_in_bytes + max(0, results),
+        held(model, x, y),
+        cost.get("flops"),
+        *thinned(*timeline(compiled.as_text())),
+    )
+
+
+def lower_step(model, x, y):
+    """The trainer's step, traced."""
+    import jax
+
+    model._symbolic_build(data_batch=(x, y))
+    state = model._get_jax_state(
+        trainable_variables=True,
+        non_trainable_variables=True,
+        optimizer_variables=True,
+        metrics_variables=True,
+    )
+    step = jax.jit(model.train_step, donate_argnums=0)
+    return step.lower(state, (x, y))
+
+
+def compile_step(model, x, y):
+    return lower_step(model, x, y).compile(compiler_options=BARRIERS | FAST)
+
+
+def held(model, x, y):
+    """Bytes that the linearized loss keeps besides weights and batch."""
+    from jax._src.ad_checkpoint import saved_residuals
+
+    state = [v.value for v in model.non_trainable_variables]
+    optimizer = [v.value for v in model.optimizer.variables]
+
+    def loss_of(weights):
+        loss, _ = model.compute_loss_and_updates(
+            weights, state, [], x, y, None, True, optimizer
+        )
+        return loss
+
+    weights = [v.value for v in model.trainable_variables]
+    return sum(
+        math.prod(aval.shape) * aval.dtype.itemsize
+        for aval, why in saved_residuals(loss_of, weights)
+        if "argument" not in why and "constant" not in why
+    )
+
+
+# ------------------------------------------------ memory over the step
+#
+# The text of the compiled program lists its instructions in the order in which
+# they run. A value is alive from its instruction to the last one that reads it
+# or a view of it.
+
+INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.-]+) = (.*?) ([\w-]+)\((.*)$")
+ARRAY = re.compile(r"\b(pred|bf16|[fsuc]\d+)\w*\[([\d,]*)\]")
+VIEWS = {"bitcast", "get-tuple-element", "tuple", "while", "conditional"}
+GRADIENT = re.compile(r"transpose\(jvp.*/dot_general")
+NO_BUFFER = VIEWS | {"parameter", "constant", "after-all"}
+
+
+def timeline(text):
+    """List of bytes alive per instruction, and where the backward begins."""
+    entry = text[text.index("\nENTRY ") :]
+    rows = [m for m in map(INSTRUCTION.match, entry.split("\n")) if m]
+    size, last, source, operators = {}, {}, {}, []
+    backward = None
+    for k, row in enumerate(rows):
+        root, name, shape, op, rest = row.groups()
+        operands = re.findall(r"%([\w.-]+)", rest.split("metadata=")[0])
+        sources = set().union(*(source.get(o, ()) for o in operands))
+        size[name] = 0 if op in NO_BUFFER else bytes_of(shape)
+        last.update((s, k) for s in sources)
+        if root:  # results lie in the buffers of the weights
+            size.update((s, 0) for s in sources if last[s] == k)
+        source[name] = sources if op in VIEWS else {name}
+        last[name] = k
+        if backward is None and GRADIENT.search(rest):
+            backward = k
+        operators.append((name, op, sources))
+    in_place(operators, size, last)
+    return sums(rows, size, last), backward
+
+
+def in_place(operators, size, last):
+    """Lets a fused operation write over an operand that dies there."""
+    for k, (name, op, sources) in enumerate(operators):
+        if op not in ("fusion", "call") or not size[name]:
+            continue
+        for s in sources:
+            if last[s] == k and size[s] == size[name] and s != name:
+                last[s] = k - 1
+                break
+
+
+def bytes_of(shape):
+    total = 0
+    for dtype, dims in ARRAY.findall(shape):
+        bits = re.search(r"\d+", dtype)
+        count = math.prod(int(d) for d in dims.split(",") if d)
+        total += count * (int(bits.group()) if bits else 8) // 8
+    return total
+
+
+def sums(rows, size, last):
+    change = [0] * (len(rows) + 1)
+    for k, row in enumerate(rows):
+        name = row.group(2)
+        change[k] += size[name]
+        change[last[name] + 1] -= size[name]
+    alive, total = [], 0
+    for c in change[:-1]:
+        total += c
+        alive.append(total)
+    return alive
