@@ -117,6 +117,4 @@ def split_time(x, count):
 def join_time(x):
     """`(count, batch, steps, ...)` to `(batch, count * steps, ...)`."""
     count, batch, steps, *rest = ops.shape(x)
-    return ops.reshape(
-        ops.swapaxes(x, 0, 1), (batch, count * steps, *rest)
-    )
+    return ops.reshape(ops.swapaxes(x, 0, 1), (batch, count * steps, *rest))

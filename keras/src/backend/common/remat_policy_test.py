@@ -3,8 +3,8 @@ import warnings
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from conftest import skip_if_backend
 
+from conftest import skip_if_backend
 from keras.src import layers
 from keras.src import ops
 from keras.src import testing

@@ -6,8 +6,8 @@ import weakref
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from conftest import skip_if_backend
 
+from conftest import skip_if_backend
 from keras.src import backend
 from keras.src import layers
 from keras.src import metrics

@@ -13,7 +13,8 @@ RUNS = []
 
 def counted(x, name="f"):
     """`x` itself; notes in `RUNS` each time that it is really computed."""
-    if backend.is_keras_tensor(x) or hasattr(x, "fake_mode"):
+    shape_only = getattr(x, "is_meta", False) or hasattr(x, "fake_mode")
+    if backend.is_keras_tensor(x) or shape_only:
         return x
     if backend.backend() == "jax":
         import jax

@@ -45,6 +45,9 @@ def trace(call, inputs, variables):
         state = list(zip(variables, values))
         with StatelessScope(state_mapping=state), saved.hooks(), counter:
             outputs = call(list(given))
+        for y in outputs:
+            if logits_of(y) is not None:
+                saved.add(logits_of(y))
         return describe(saved, given, values, outputs) | counter.found
 
 
@@ -59,18 +62,30 @@ class Saved:
     """Collects the storages that autograd keeps."""
 
     def __init__(self):
-        self.tensors = []  # Alive, so that no storage's address comes again.
+        self.storages = {}  # Alive, so that no storage's address comes again.
 
     def hooks(self):
         return torch.autograd.graph.saved_tensors_hooks(self.pack, lambda x: x)
 
     def pack(self, x):
-        x = x.detach() if isinstance(x, torch.Tensor) else x
-        self.tensors.append(x)
+        if isinstance(x, torch.Tensor):
+            self.add(x)
+            logits = logits_of(x)
+            if logits is not None:
+                self.add(logits)
         return x
 
+    def add(self, x):
+        storage = x.untyped_storage()
+        self.storages[storage._cdata] = storage
+
     def sizes(self):
-        return {key_of(x): storage_bytes(x) for x in self.tensors}
+        return {k: int(s.nbytes()) for k, s in self.storages.items()}
+
+
+def logits_of(x):
+    """What Keras' sigmoid and softmax keep as an attribute of their result."""
+    return getattr(x, "_keras_logits", None)
 
 
 def key_of(x):

@@ -1,0 +1,306 @@
+import contextlib
+
+import numpy as np
+import pytest
+from absl.testing import parameterized
+
+from keras.src import backend
+from keras.src import layers
+from keras.src import models
+from keras.src import ops
+from keras.src import testing
+from keras.src import tree
+from keras.src import utils
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.backend.common.remat_scope import RematScope
+from keras.src.backend.common.remat_test_utils import counted
+from keras.src.backend.common.remat_test_utils import runs
+from keras.src.backend.common.remat_test_utils import step
+
+X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
+MANY = np.tile(X, (64, 1))
+
+
+class Wave(layers.Layer):
+    """Counts how often it runs."""
+
+    def call(self, x):
+        return ops.tanh(counted(ops.sin(x), self.name))
+
+
+class Chain(models.Model):
+    def __init__(self, *parts, **kwargs):
+        super().__init__(**kwargs)
+        self.parts = list(parts)
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def dense(**kwargs):
+    return layers.Dense(6, activation="tanh", **kwargs)
+
+
+def waves(prefix, n):
+    return [Wave(name=f"{prefix}{i}") for i in range(n)]
+
+
+def functional(parts):
+    inputs = outputs = layers.Input((6,))
+    for part in parts:
+        outputs = part(outputs)
+    return models.Model(inputs, outputs)
+
+
+def sequential(parts):
+    return models.Sequential([layers.Input((6,)), *parts])
+
+
+def subclassed(parts):
+    model = Chain(*parts)
+    model(X)
+    return model
+
+
+def three_deep(make):
+    """Nine layers on three levels, counted."""
+    inner = make(waves("inner", 3))
+    middle = make([*waves("middle", 2), inner])
+    return make([*waves("outer", 3), middle, Wave(name="last")])
+
+
+def deep():
+    """A chain in which each layer keeps much more than the weights."""
+    return sequential([f for w in waves("w", 12) for f in (dense(), w)])
+
+
+KINDS = {
+    "functional": functional,
+    "sequential": sequential,
+    "subclassed": subclassed,
+}
+
+
+def skips():
+    inputs = x = layers.Input((6,))
+    for _ in range(4):
+        y = layers.BatchNormalization()(dense()(x))
+        x = layers.Dropout(0.5, seed=3)(x + y)
+    return models.Model(inputs, ops.sin(x) + inputs)
+
+
+def several():
+    a, b = layers.Input((6,)), layers.Input((6,))
+    x = dense()(layers.Concatenate()([dense()(a), dense()(b)]))
+    early = layers.Dense(2)(x)
+    return models.Model([a, b], [early, dense()(dense()(x)), x])
+
+
+def shared():
+    inputs = x = layers.Input((6,))
+    one = layers.Dense(6, activation="tanh", activity_regularizer="l2")
+    norm = layers.BatchNormalization()
+    for _ in range(4):
+        x = norm(one(x))
+    return models.Model(inputs, x)
+
+
+def nested():
+    def block():
+        inputs = layers.Input((6,))
+        x = layers.Dropout(0.5, seed=3)(dense()(inputs))
+        return models.Model(inputs, layers.BatchNormalization()(dense()(x)))
+
+    inputs = layers.Input((6,))
+    x = block()(inputs)
+    x = models.Sequential([dense(), block(), dense()])(x)
+    return models.Model(inputs, block()(x))
+
+
+def dicts():
+    inputs = {"a": layers.Input((6,)), "b": layers.Input((6,))}
+    x = dense()(dense()(inputs["a"])) + dense()(inputs["b"])
+    return models.Model(inputs, {"x": x, "deep": [dense()(dense()(x)), x]})
+
+
+def chain():
+    parts = [dense(), layers.BatchNormalization(), layers.Dropout(0.5, seed=3)]
+    return sequential([*parts, dense(), dense(), layers.Dense(2)])
+
+
+MODELS = {
+    "skips": skips,
+    "several": several,
+    "shared": shared,
+    "nested": nested,
+    "dicts": dicts,
+    "sequential": chain,
+}
+
+
+def made(make):
+    utils.set_random_seed(5)
+    return make()
+
+
+def loss_of(model, training=True):
+    """A function of the flat inputs: the sum of all outputs and losses."""
+    inputs = model.inputs[0] if len(model.inputs) == 1 else model.input
+    structure = tree.map_structure(lambda x: None, inputs)
+
+    def loss(*xs):
+        outputs = model(tree.pack_sequence_as(structure, xs), training=training)
+        outputs = [ops.sum(ops.sin(y)) for y in tree.flatten(outputs)]
+        return sum(outputs) + sum(model.losses)
+
+    return loss
+
+
+@pytest.mark.requires_trainable_backend
+class EqualNumbersTest(testing.TestCase):
+    def assert_equal_steps(self, make, setting, compiled=False):
+        plain, ours = made(make), made(make)
+        ours.remat = setting
+        xs = [X + i for i in range(len(plain.inputs))]
+        expected = step(loss_of(plain), xs, plain.variables, compiled)
+        found = step(loss_of(ours), xs, ours.variables, compiled)
+        self.assertAllClose(found[0], expected[0], rtol=1e-5)
+        for a, b in zip(found[1] + found[2], expected[1] + expected[2]):
+            self.assertAllClose(a, b, atol=1e-5, rtol=1e-4)
+        for a, b in zip(ours.variables, plain.variables):
+            self.assertAllClose(a, b, atol=1e-5, rtol=1e-5, msg=b.path)
+
+    @parameterized.named_parameters(*((name, name) for name in MODELS))
+    def test_a_model_with_remat_equals_a_plain_one(self, name):
+        self.assert_equal_steps(MODELS[name], True)
+
+    @parameterized.named_parameters(
+        ("every", RematPolicy(every=2)),
+        ("levels", RematPolicy(levels=2)),
+        ("matmuls", RematPolicy(keep="matmuls")),
+        ("budget", RematPolicy(memory_budget=0.9)),
+    )
+    def test_a_policy_equals_plain(self, policy):
+        self.assert_equal_steps(skips, policy)
+
+    def test_in_a_compiled_step(self):
+        self.assert_equal_steps(chain, True, compiled=True)
+
+    def test_fit_equals_plain(self):
+        weights = []
+        for setting in (None, True):
+            model = made(chain)
+            model.remat = setting
+            model.compile("sgd", "mse")
+            model.fit(X, X[:, :2], batch_size=2, shuffle=False, verbose=0)
+            weights.append(model.get_weights())
+        for a, b in zip(*weights):
+            self.assertAllClose(a, b, atol=1e-5)
+
+
+@pytest.mark.requires_trainable_backend
+class RealRunsTest(testing.TestCase):
+    def count(self, model, scope=None, x=X):
+        def loss(x):
+            with scope or contextlib.nullcontext():
+                return ops.sum(model(x, training=True))
+
+        with runs() as found:
+            step(loss, [x], model.variables)
+        return {name: found.count(name) for name in found}
+
+    @parameterized.product(
+        kind=list(KINDS),
+        scope=[
+            {},
+            {"every": 2},
+            {"mode": "larger_than", "output_size_threshold": 1},
+            {"mode": "list_of_layers", "layer_names": ["*"]},
+            {"layer_types": Wave},
+            {"mode": "activations"},
+        ],
+    )
+    def test_no_layer_runs_more_than_twice(self, kind, scope):
+        model = three_deep(KINDS[kind])
+        found = self.count(model, RematScope(**scope))
+        self.assertLen(found, 9)
+        self.assertLessEqual(max(found.values()), 2)
+        expected = 1 if scope.get("mode") == "activations" else 2
+        self.assertEqual(max(found.values()), expected)
+
+    @parameterized.named_parameters(*KINDS.items())
+    def test_the_setting_of_a_model_runs_its_layers_twice(self, make):
+        model = three_deep(make)
+        model.remat = True
+        found = self.count(model)
+        self.assertLen(found, 9)
+        self.assertEqual(max(found.values()), 2)
+
+    def test_two_levels_run_a_layer_up_to_three_times(self):
+        model = deep()
+        model.remat = RematPolicy(levels=2)
+        self.assertEqual(max(self.count(model, x=MANY).values()), 3)
+
+    def test_every_leaves_some_layers_plain(self):
+        model = deep()
+        model.remat = True
+        all_units = list(self.count(model, x=MANY).values()).count(2)
+        model.remat = RematPolicy(every=2)
+        some = list(self.count(model, x=MANY).values()).count(2)
+        self.assertGreater(some, 0)
+        self.assertLess(some, all_units)
+
+    def test_a_layer_that_is_off_runs_once(self):
+        model = sequential(waves("w", 9))
+        model.remat = True
+        model.layers[3].remat = False
+        found = self.count(model)
+        self.assertEqual(found["w3"], 1)
+        self.assertEqual(found["w1"], 2)
+
+    @parameterized.named_parameters(*KINDS.items())
+    def test_inference_runs_once(self, make):
+        model = three_deep(make)
+        model.remat = True
+        model.compile(loss="mse")
+        with runs() as found:
+            model.predict(X, batch_size=4, verbose=0)
+        self.assertEqual({found.count(n) for n in found}, {1})
+
+    def test_fit_in_a_scope_follows_it(self):
+        model = sequential([dense(), *waves("w", 4), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        counts = []
+        for mode in (None, "full", None):
+            with RematScope(mode), runs() as found:
+                model.fit(X, X[:, :1], batch_size=4, verbose=0)
+            counts.append(found.count("w0"))
+        self.assertEqual(counts, [1, 2, 1])
+
+
+@pytest.mark.skipif(backend.backend() != "torch", reason="counts saved tensors")
+class SavedBytesTest(testing.TestCase):
+    def saved(self, model):
+        import torch
+
+        kept = {}
+
+        def note(x):
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        weights = {v.value.data_ptr() for v in model.variables}
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            y = model(torch.ones((64, 6), requires_grad=True))
+        del y
+        return sum(n for pointer, n in kept.items() if pointer not in weights)
+
+    @parameterized.named_parameters(*KINDS.items())
+    def test_a_model_with_remat_saves_less(self, make):
+        model = make([layers.Dense(6, activation="gelu") for _ in range(9)])
+        plain = self.saved(model)
+        model.remat = True
+        # At most its inputs to each layer, where each layer also had others.
+        self.assertLess(self.saved(model), plain / 1.5)
