@@ -18,6 +18,7 @@ from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
 
 aten = torch.ops.aten
+READ_NUMBER = aten._local_scalar_dense.default
 
 
 @torch._dynamo.disable
@@ -136,6 +137,8 @@ class Counter(TorchDispatchMode):
         self.found = {"flops": 0, "matmuls": 0, "largest": 0}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is READ_NUMBER and not args[0].is_floating_point():
+            return 0  # The seed of a generator, which sets no size.
         out = func(*args, **(kwargs or {}))
         results = out if isinstance(out, (tuple, list)) else (out,)
         results = [x for x in results if isinstance(x, torch.Tensor)]
