@@ -11,6 +11,7 @@ What follows `--` goes to pytest.
 """
 
 import argparse
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -59,8 +60,22 @@ def in_tree(backend, paths, args):
     return pytest(tree, backend, [*paths, *args], path=tree)
 
 
+def refuse_other_keras():
+    """tensorflow brings a plain Keras, on which these tests prove nothing."""
+    wheels = list((ROOT / "build" / "dist").glob("keras-*.whl"))
+    built = [x.name.split("-")[1] for x in wheels]
+    installed = importlib.metadata.version("keras")
+    if built != [installed]:
+        sys.exit(
+            "Tests of the wheel need the wheel. Received: keras "
+            f"{installed} is installed, {built} was built. "
+            "Run `rm -f .venv/.have-wheel` and try again."
+        )
+
+
 def on_wheel(backend, modules, args):
     """Runs where no `keras` folder can hide the installed wheel."""
+    refuse_other_keras()
     names = [x.removesuffix(".py").replace("/", ".") for x in modules]
     integration = ROOT / "integration_tests"
     with tempfile.TemporaryDirectory() as folder:
