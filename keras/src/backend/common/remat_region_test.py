@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
-from conftest import skip_if_backend
 from keras.src import backend
 from keras.src import layers
 from keras.src import metrics
@@ -281,20 +280,20 @@ class StructureTest(testing.TestCase):
         self.assertAllClose(gx, 2 * X * np.cos(X), atol=1e-5)
         self.assertAllClose(gy, np.sin(X), atol=1e-5)
 
-    @skip_if_backend(
-        "tensorflow",
-        "bug: eager `Gradient.run_again` watches a tensor that is given twice "
-        "under both places, so its gradient counts double",
+    @pytest.mark.skipif(
+        backend.backend() == "tensorflow",
+        reason="bug: eager `Gradient.run_again` watches a tensor twice that is "
+        "given twice, so its gradient counts double",
     )
     def test_the_same_tensor_twice(self):
         f = remat(lambda x, y: ops.sum(ops.sin(x) * y))
         _, (gradient,), _ = step(lambda x: f(x, x), [X])
         self.assertAllClose(gradient, np.sin(X) + X * np.cos(X), atol=1e-5)
 
-    @skip_if_backend(
-        "tensorflow",
-        "bug: eager `Gradient.run_again` watches a tensor that is given twice "
-        "under both places, so its gradient counts double",
+    @pytest.mark.skipif(
+        backend.backend() == "tensorflow",
+        reason="bug: eager `Gradient.run_again` watches a tensor twice that is "
+        "given twice, so its gradient counts double",
     )
     def test_an_input_that_is_also_the_result(self):
         f = remat(lambda x, y: (x, ops.sin(y), x))
@@ -511,7 +510,10 @@ class FailureTest(testing.TestCase):
         step(lambda x: ops.sum(f(x, False)), [X], variables)
         self.assertEqual(int(count.count), 1)
 
-    @skip_if_backend("jax", "JAX runs the trace again, not the function")
+    @pytest.mark.skipif(
+        backend.backend() == "jax",
+        reason="JAX runs the trace again, not the function",
+    )
     def test_an_exception_in_the_second_run_names_the_function(self):
         turns = []
 
@@ -533,7 +535,10 @@ class FailureTest(testing.TestCase):
         ("dtype", lambda x: ops.sin(ops.cast(x, "float16"))),
         ("fewer", lambda x: None),
     )
-    @skip_if_backend("jax", "JAX runs the trace again, not the function")
+    @pytest.mark.skipif(
+        backend.backend() == "jax",
+        reason="JAX runs the trace again, not the function",
+    )
     def test_another_result_in_the_second_run_names_the_function(self, other):
         turns = []
 
