@@ -5,7 +5,6 @@ from absl.testing import parameterized
 from keras.src import backend
 from keras.src import layers
 from keras.src import models
-from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import plan as remat_plan
@@ -15,7 +14,7 @@ from keras.src.utils import set_random_seed
 BATCH = 256
 
 
-def residual_model(blocks=6, width=8):
+def residual_model(blocks=4, width=8):
     inputs = x = layers.Input((width,))
     for _ in range(blocks):
         y = layers.Dense(4 * width, activation="gelu")(x)
@@ -85,11 +84,11 @@ class RematPlanTest(testing.TestCase):
         self.assertIn("would fit", message)
 
     def test_max_batch_size_is_the_last_that_fits(self):
-        model = residual_model(2)
+        model = residual_model(1)
         plan = model.remat_plan(8)
-        budget = plan.floor(40)
+        budget = plan.floor(10)
         found = plan.max_batch_size(budget)
-        self.assertGreaterEqual(found, 40)
+        self.assertGreaterEqual(found, 10)
         self.assertLessEqual(plan.floor(found), budget)
         self.assertGreater(plan.floor(found + 1), budget)
         model.remat_plan(found, memory_budget=budget)
@@ -136,7 +135,7 @@ class RematPlanTest(testing.TestCase):
             set_random_seed(1)
             model = residual_model(3)
             model.remat = setting
-            model.compile("adam", "mse")
+            model.compile("sgd", "mse")
             history = model.fit(x, y, BATCH, epochs=2, verbose=0, shuffle=False)
             return history.history["loss"], model
 
@@ -150,7 +149,5 @@ class RematPlanTest(testing.TestCase):
                 rtol=1e-4,
                 atol=1e-5,
             )
-        graph = getattr(model, "_remat_cuts")
-        segments = [s for cut in graph.values() for s in cut]
-        self.assertTrue(any(s.remat for s in segments))
-        self.assertEqual(ops.shape(model.outputs[0])[-1], 2)
+        cuts = vars(model)["_remat_cuts"].values()
+        self.assertTrue(any(s.remat for cut in cuts for s in cut))

@@ -1,3 +1,4 @@
+import functools
 import os
 import sys
 from unittest import mock
@@ -19,7 +20,7 @@ from keras.src.utils import set_random_seed
 BATCH = 64
 
 
-def block_model(blocks=4, width=16):
+def block_model(blocks=3, width=16):
     inputs = x = layers.Input((width,))
     for i in range(blocks):
         y = layers.Dense(4 * width, activation="gelu", name=f"up_{i}")(x)
@@ -51,7 +52,12 @@ class Failing(layers.Layer):
         raise RuntimeError("not today")
 
     def compute_output_spec(self, x):
-        return x
+        return backend.KerasTensor(x.shape, x.dtype)
+
+
+@functools.cache
+def report_of_blocks():
+    return report.remat_report(block_model(), *batch())
 
 
 def printed(function, *args, **kwargs):
@@ -74,11 +80,11 @@ class RematReportTest(testing.TestCase):
         self.assertEqual(before[2:], after[2:])
 
     def test_full_keeps_less_than_plain(self):
-        found = report.remat_report(block_model(), *batch())
+        found = report_of_blocks()
         self.assertLess(found.remat_bytes, 0.6 * found.plain_bytes)
         self.assertGreater(found.remat_bytes, 0)
         # At least each product's input: 64 numbers wide, in each block.
-        self.assertGreater(found.plain_bytes, 4 * BATCH * 64 * 4)
+        self.assertGreater(found.plain_bytes, 3 * BATCH * 64 * 4)
 
     def test_prediction_is_near_the_measurement(self):
         model = block_model()
@@ -91,22 +97,18 @@ class RematReportTest(testing.TestCase):
         self.assertLess(found.remat_bytes, found.plain_bytes)
 
     def test_layers_add_up(self):
-        model = block_model()
-        found = report.remat_report(model, *batch())
+        found = report_of_blocks()
         self.assertIn("up_0", found.by_layer)
         self.assertGreater(found.by_layer["up_0"].plain, 0)
         rows = found.by_layer.values()
         self.assertEqual(sum(r.plain for r in rows), found.plain_bytes)
         self.assertEqual(sum(r.remat for r in rows), found.remat_bytes)
-        names = {x.name for x in model.layers} | {"(loss)", "(other)"}
+        names = {x.name for x in block_model().layers} | {"(loss)"}
         self.assertLessEqual(set(found.by_layer), names)
-        other = found.by_layer.get("(other)")
-        if other is not None:
-            self.assertLess(other.plain, 0.02 * found.plain_bytes)
 
     def test_model_stays_what_it_was(self):
         model = block_model()
-        model.fit(*batch(), verbose=0)
+        model.evaluate(*batch(), verbose=0)
         model.remat = RematPolicy(memory_budget=0.8)
         model.layers[1].remat = False
         before = state(model)
@@ -124,12 +126,6 @@ class RematReportTest(testing.TestCase):
         self.assertIsNone(model.remat)
         self.assertFalse(backend.in_stateless_scope())
 
-    def test_never_trained_model_is_not_built_further(self):
-        model = block_model()
-        report.remat_report(model, *batch())
-        self.assertFalse(model._compile_loss.built)
-        self.assertFalse(model.optimizer.built)
-
     def test_training_after_a_report_equals_training_without(self):
         found = []
         for measured in (False, True):
@@ -137,7 +133,9 @@ class RematReportTest(testing.TestCase):
             model = block_model()
             if measured:
                 report.remat_report(model, *batch())
-            model.fit(*batch(), epochs=2, verbose=0)
+                self.assertFalse(model._compile_loss.built)
+                self.assertFalse(model.optimizer.built)
+            model.train_on_batch(*batch())
             found.append(state(model)[0])
         for a, b in zip(*found):
             self.assertAllClose(a, b, rtol=1e-6, atol=1e-7)
@@ -193,7 +191,7 @@ class RematReportTest(testing.TestCase):
             report.remat_report(model, batch()[0])
 
     def test_summary_shows_both(self):
-        found = report.remat_report(block_model(), *batch())
+        found = report_of_blocks()
         text = printed(found.summary)
         for word in ("up_0", "predicted", "Total", "Peak"):
             self.assertIn(word, text)
