@@ -75,3 +75,68 @@ def draw_backward(axes, color, name, usage, height):
 def positions(timeline):
     count = max(1, len(timeline) - 1)
     return [k / count for k in range(len(timeline))]
+
+
+STRATEGY_COLORS = {
+    "full": "#d9480f",
+    "budget 0.5": "#f59f00",
+    "budget 0.25": "#e8590c",
+    "keep matmuls": "#ffc078",
+    "by hand": "#1864ab",
+    "by hand, ordered": "#74c0fc",
+    "stock full": "#8a8f98",
+}
+
+
+def draw_shares(path, shares):
+    """Draws peak memory as a share of plain training.
+
+    Args:
+        path: Where to write the picture.
+        shares: Nested dictionary: backend, model, strategy, share.
+    """
+    if not shares:
+        return
+    used = {s for m in shares.values() for v in m.values() for s in v}
+    strategies = [s for s in STRATEGY_COLORS if s in used]
+    figure, grid = plt.subplots(
+        len(shares),
+        1,
+        figsize=(10, 0.6 + 2.8 * len(shares)),
+        layout="constrained",
+        dpi=110,
+        squeeze=False,
+    )
+    for (backend, models), axes in zip(shares.items(), grid[:, 0]):
+        draw_bars(axes, backend, models, strategies)
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=4, frameon=False
+    )
+    figure.suptitle(
+        "Peak memory of a training step, as a share of plain training",
+        weight="bold",
+    )
+    save(figure, path)
+
+
+def draw_bars(axes, backend, models, strategies):
+    width = 0.84 / len(strategies)
+    for k, strategy in enumerate(strategies):
+        values = [m.get(strategy) for m in models.values()]
+        where = [i + (k + 0.5) * width - 0.42 for i in range(len(models))]
+        heights = [0 if v is None else v for v in values]
+        color = STRATEGY_COLORS[strategy]
+        axes.bar(where, heights, 0.92 * width, color=color, label=strategy)
+        for x, value in zip(where, values):
+            text = "fails" if value is None else f"{value:.2f}"
+            y = (value or 0) + 0.02
+            turn = 90 if value is None else 0
+            axes.text(
+                x, y, text, ha="center", va="bottom", fontsize=7, rotation=turn
+            )
+    axes.axhline(1, color="#495057", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(models)), list(models))
+    axes.set_title(backend, loc="left")
+    axes.set_ylabel("share of plain")
+    axes.spines[["top", "right"]].set_visible(False)

@@ -280,21 +280,11 @@ class StructureTest(testing.TestCase):
         self.assertAllClose(gx, 2 * X * np.cos(X), atol=1e-5)
         self.assertAllClose(gy, np.sin(X), atol=1e-5)
 
-    @pytest.mark.skipif(
-        backend.backend() == "tensorflow",
-        reason="bug: eager `Gradient.run_again` watches a tensor twice that is "
-        "given twice, so its gradient counts double",
-    )
     def test_the_same_tensor_twice(self):
         f = remat(lambda x, y: ops.sum(ops.sin(x) * y))
         _, (gradient,), _ = step(lambda x: f(x, x), [X])
         self.assertAllClose(gradient, np.sin(X) + X * np.cos(X), atol=1e-5)
 
-    @pytest.mark.skipif(
-        backend.backend() == "tensorflow",
-        reason="bug: eager `Gradient.run_again` watches a tensor twice that is "
-        "given twice, so its gradient counts double",
-    )
     def test_an_input_that_is_also_the_result(self):
         f = remat(lambda x, y: (x, ops.sin(y), x))
 

@@ -37,10 +37,13 @@ def checkpoint(run, inputs, policy=None):
     else:
         seen = GraphSight(tf.compat.v1.get_default_graph())
     run.graph = seen.graph
+    # Copies, to tell an argument from the same tensor that is closed over.
+    with record.stop_recording():
+        given = copies_of(inputs)
     keeper = remat_keep.Keeper(policy) if policy is not None else None
     keeping = contextlib.nullcontext() if keeper is None else keeper
     with record.VariableWatcher() as watcher, paused(run), seen, keeping:
-        results = run.first(*inputs)
+        results = run.first(*given)
         # One that is an input too must be told apart from it.
         results = tf.nest.map_structure(
             tf.identity, results, expand_composites=True
@@ -48,7 +51,8 @@ def checkpoint(run, inputs, policy=None):
     reads = [value for _, value in run.reads.values()]
     known = [*flat_inputs, *reads]
     variables = list(watcher.watched_variables())
-    captured = seen.captured(known)
+    flat_given = tf.nest.flatten(given, expand_composites=True)
+    captured = seen.captured([*flat_given, *reads])
     flat_results = tf.nest.flatten(results, expand_composites=True)
     gradient = Gradient(run, inputs, reads, captured, variables, flat_results)
     gradient.keeper = keeper
@@ -92,6 +96,8 @@ class Gradient:
         inputs, reads = self.inputs, self.reads
         if in_graph:
             inputs, reads = after(known, inputs, reads)
+        else:
+            inputs = copies_of(inputs)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             flat = tf.nest.flatten(inputs, expand_composites=True)
             sources = [*flat, *reads, *self.captured]
@@ -157,6 +163,10 @@ def name_value(x, name):
     return remat_keep.name_value(x, name)
 
 
+def copies_of(tensors):
+    return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+
+
 def is_differentiable(x):
     return x.dtype.is_floating or x.dtype.is_complex
 
@@ -164,9 +174,7 @@ def is_differentiable(x):
 def after(gradients, inputs, reads):
     """Copies of the tensors that exist only once the gradients are there."""
     with tf.control_dependencies([values_of(g) for g in gradients]):
-        again = tf.nest.map_structure(
-            tf.identity, inputs, expand_composites=True
-        )
+        again = copies_of(inputs)
         reads = [tf.identity(x) for x in reads]
     return again, reads
 

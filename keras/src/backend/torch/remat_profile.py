@@ -8,6 +8,7 @@ storage are one value.
 import math
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -18,6 +19,7 @@ from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
 
 aten = torch.ops.aten
+SEED_TYPES = (torch.uint8, torch.int32, torch.int64, torch.uint32)
 READ_NUMBER = aten._local_scalar_dense.default
 
 
@@ -137,9 +139,14 @@ class Counter(TorchDispatchMode):
         self.found = {"flops": 0, "matmuls": 0, "largest": 0}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is READ_NUMBER and not args[0].is_floating_point():
-            return 0  # The seed of a generator, which sets no size.
-        out = func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            # A number that is read out. Of integers it is a seed, which sets
+            # no size; a length that is known is a constant and can be read.
+            if func is READ_NUMBER and args[0].dtype in SEED_TYPES:
+                return 0
+            raise
         results = out if isinstance(out, (tuple, list)) else (out,)
         results = [x for x in results if isinstance(x, torch.Tensor)]
         if not results or is_view(func):

@@ -1,0 +1,56 @@
+"""Ways to train one model in less memory, to be compared."""
+
+import by_hand
+import models
+
+import keras
+
+
+def plain(case):
+    return case.model
+
+
+def full(case):
+    case.model.remat = True
+    return case.model
+
+
+def policy(**arguments):
+    """A strategy; stock Keras has no policies, so none is made here yet."""
+
+    def apply(case):
+        case.model.remat = keras.RematPolicy(**arguments)
+        return case.model
+
+    return apply
+
+
+OURS = {
+    "full": full,
+    "budget 0.5": policy(memory_budget=0.5),
+    "budget 0.25": policy(memory_budget=0.25),
+    "keep matmuls": policy(keep="matmuls"),
+}
+PLAIN = "plain"
+STOCK = "stock full"
+
+
+def names(backend, stock=False):
+    if stock:
+        return [PLAIN, STOCK]
+    return [PLAIN, *OURS, *by_hand.WAYS[backend]]
+
+
+def make(name, strategy, backend):
+    """Builds a model for a strategy.
+
+    Returns:
+        The model to train, and the case that it comes from.
+    """
+    if strategy == STOCK:  # takes effect on layers that are created in it
+        with keras.RematScope("full"):
+            case = models.build(name)
+        return case.model, case
+    case = models.build(name)
+    ways = {PLAIN: plain, **OURS, **by_hand.strategies(backend)}
+    return ways[strategy](case), case

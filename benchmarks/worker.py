@@ -1,0 +1,145 @@
+"""Measures the strategies of one model in this process; see `run.py`.
+
+    python worker.py BACKEND MODEL OUT.jsonl [--stock] [--seconds 180]
+
+One JSON line a strategy. Memory and arithmetic do not depend on the clock.
+Times are ratios: a plain step and a step of the strategy alternate, and the
+median of the ratios counts. Stock Keras is measured by the same program.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+import warnings
+
+parser = argparse.ArgumentParser()
+parser.add_argument("backend")
+parser.add_argument("model")
+parser.add_argument("out")
+parser.add_argument("--stock", action="store_true")
+parser.add_argument("--seconds", type=float, default=180)
+OPTIONS = parser.parse_args()
+os.environ["KERAS_BACKEND"] = OPTIONS.backend
+
+import measure  # noqa: E402
+
+measure.prepare()
+
+import numpy as np  # noqa: E402
+import strategies  # noqa: E402
+
+import keras  # noqa: E402
+
+STEPS = 3
+PAIRS = 7
+TOLERANCE = 1e-3
+
+
+class Trained:
+    """A model under a strategy, after a few steps."""
+
+    def __init__(self, strategy):
+        keras.utils.set_random_seed(0)
+        self.model, case = strategies.make(
+            OPTIONS.model, strategy, OPTIONS.backend
+        )
+        self.x, self.y = case.x, case.y
+        self.model.compile(
+            optimizer=keras.optimizers.SGD(0.01),
+            loss=case.loss,
+            jit_compile=OPTIONS.backend == "jax",
+        )
+        if not self.model.built:
+            self.model(self.x)
+        start = time.process_time()
+        losses = [self.step(0)]
+        self.first = time.process_time() - start
+        losses += [self.step(k) for k in range(1, STEPS)]
+        self.losses = np.array(losses)
+        variables = case.model.variables
+        self.weights = [keras.ops.convert_to_numpy(v) for v in variables]
+        self.usage = measure.of_step(self.model, self.x, self.y)
+
+    def step(self, seed):
+        keras.utils.set_random_seed(seed)
+        return float(self.model.train_on_batch(self.x, self.y))
+
+    def seconds(self):
+        start = time.perf_counter()
+        self.step(0)
+        return time.perf_counter() - start
+
+    def equals(self, other):
+        pairs = [(self.losses, other.losses), *zip(self.weights, other.weights)]
+        return all(
+            np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE) for a, b in pairs
+        )
+
+
+def row(trained, base):
+    usage = trained.usage
+    result = {
+        "peak": usage.peak,
+        "held": usage.held,
+        "flops": usage.flops,
+        "equal": trained.equals(base),
+        "compile": trained.first / base.first,
+        "time": 1.0,
+    }
+    if trained is not base:
+        pairs = [(trained.seconds(), base.seconds()) for _ in range(PAIRS)]
+        result["time"] = statistics.median(a / b for a, b in pairs)
+    return result
+
+
+def failure(error):
+    lines = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
+    said = [x for x in lines.split("\n") if x and "Exception enc" not in x]
+    return {"error": f"{type(error).__name__}: {' '.join(said)[:160]}"}
+
+
+def write(strategy, result):
+    head = {
+        "backend": OPTIONS.backend,
+        "model": OPTIONS.model,
+        "strategy": strategy,
+        "keras": keras.__version__,
+        "engine": engine_version(),
+    }
+    with open(OPTIONS.out, "a") as f:
+        f.write(json.dumps(head | result) + "\n")
+
+
+def engine_version():
+    import importlib
+
+    return importlib.import_module(OPTIONS.backend).__version__
+
+
+def main():
+    warnings.filterwarnings("ignore")
+    if OPTIONS.backend == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    end = time.monotonic() + OPTIONS.seconds
+    base = None
+    for strategy in strategies.names(OPTIONS.backend, OPTIONS.stock):
+        if base is not None and time.monotonic() > end:
+            write(strategy, {"error": "not run: the time was up"})
+            continue
+        try:
+            trained = Trained(strategy)
+            base = base or trained
+            result = row(trained, base)
+        except Exception as e:
+            result = failure(e)
+            if base is None:
+                write(strategy, result)
+                return
+        write(strategy, result)
+
+
+main()
