@@ -269,10 +269,10 @@ def check_budget(budget):
     if budget is None or budget == "auto":
         return budget
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
-    if number and budget > 0:
+    if number and 0 < budget < float("inf"):
         if isinstance(budget, int) or 0 < budget < 1 or budget == int(budget):
             return budget
-    elif isinstance(budget, str) and parse_bytes(budget):
+    elif isinstance(budget, str) and (parse_bytes(budget) or 0) > 0:
         return budget
     raise ValueError(
         "`memory_budget` must be a positive number of bytes, a string such "

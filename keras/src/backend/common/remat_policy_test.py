@@ -108,10 +108,6 @@ class RematPolicyTest(testing.TestCase):
     def test_bytes(self, text, expected):
         self.assertEqual(parse_bytes(text), expected)
 
-    @pytest.mark.skip(
-        reason="bug: `check_budget` takes '-1GB': `parse_bytes` gives a number "
-        "below zero, which is true"
-    )
     def test_a_negative_number_of_bytes(self):
         with self.assertRaisesRegex(ValueError, "memory_budget"):
             RematPolicy(memory_budget="-1GB")
@@ -131,12 +127,6 @@ class RematPolicyTest(testing.TestCase):
     def test_numbers_stay_equal(self, keep, offload):
         self.assert_equal_numbers(RematPolicy(keep=keep, offload=offload))
 
-    @pytest.mark.skipif(
-        backend.backend() == "torch",
-        reason="bug: `remat_keep.spec_of` fails with `'int' object is not "
-        "subscriptable` on an op that returns no tensor (`Tensor.item()`, "
-        "as the seed of a Dropout needs it)",
-    )
     @pytest.mark.requires_trainable_backend
     def test_numbers_stay_equal_with_a_function(self):
         self.assert_equal_numbers(RematPolicy(keep=keep_large))

@@ -49,7 +49,9 @@ class Keeper(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             self.makers.setdefault(address(out), (self.count, out.detach))
         op, has_batch = kind_of(func)
-        if self.policy.keeps(op, has_batch, None, lambda: spec_of(out)):
+        if has_tensor(out) and self.policy.keeps(
+            op, has_batch, None, lambda: spec_of(out)
+        ):
             self.keep(self.count, out, None)
         self.count += 1
         return out
@@ -124,6 +126,11 @@ def kind_of(func):
 
 def address(x):
     return x.untyped_storage().data_ptr() or id(x)
+
+
+def has_tensor(x):
+    x = x[0] if isinstance(x, (tuple, list)) and x else x
+    return isinstance(x, torch.Tensor)
 
 
 def spec_of(x):
