@@ -238,10 +238,6 @@ class RealRunsTest(testing.TestCase):
         self.assertLen(found, 9)
         self.assertEqual(max(found.values()), 2)
 
-    @pytest.mark.skip(
-        reason="bug: `hooks.by_policy` only sets `remat_inherited`, which "
-        "loses to a `RematScope` that is open at the call"
-    )
     def test_the_setting_of_a_subclassed_model_wins_over_a_scope(self):
         model = subclassed(waves("w", 3))
         model.remat = True
@@ -249,10 +245,6 @@ class RealRunsTest(testing.TestCase):
         self.assertEqual(set(found.values()), {2})
 
     @parameterized.named_parameters(*KINDS.items())
-    @pytest.mark.skip(
-        reason="bug: `hooks.wrap_call` calls a model with `remat=False` "
-        "plainly, and its layers still follow the scope or the outer model"
-    )
     def test_a_model_that_is_off_runs_its_layers_once(self, make):
         model = make(waves("w", 3))
         model.remat = False

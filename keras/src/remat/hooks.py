@@ -34,6 +34,8 @@ def wrap_call(op, fn, args, kwargs):
         return fn
     if not isinstance(setting, RematScope):
         return by_policy(op, fn, setting)
+    if setting.mode is None:  # the operation's own setting
+        return inheriting(fn, setting)
     if is_model(op):
         return model_in_scope(op, fn, setting)
     if depth() >= setting.levels or not setting.has_type(op):
@@ -71,6 +73,7 @@ def by_policy(op, fn, policy):
         policy=policy,
         memory_budget=policy.memory_budget,
     )
+    scope.explicit = True
     return inheriting(fn, scope)
 
 

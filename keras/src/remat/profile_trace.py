@@ -147,8 +147,6 @@ class Call:
 def cost_of(found, specs, n_outputs, grads):
     sizes = [size for _, _, size in found["outputs"]]
     mask_bytes = sum(sizes[i] for i in found["saved_outputs"] if i >= n_outputs)
-    arriving = sum(sizes[:n_outputs])
-    leaving = sum(spec_bytes(s) for s in specs if s.differentiable)
     n_inputs = len(specs)
     aliases = [
         a if a is None or a < n_inputs else None for a in found["aliases"]
@@ -161,7 +159,7 @@ def cost_of(found, specs, n_outputs, grads):
         output_bytes=tuple(sizes[:n_outputs]),
         flops=int(found["flops"]),
         grads=grads,
-        scratch=max(arriving + leaving, found["largest"]),
+        scratch=int(found["scratch"]),
         kept_by_matmuls=found["matmuls"],
         profiled=True,
     )

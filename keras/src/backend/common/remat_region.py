@@ -195,7 +195,8 @@ class Run:
         key = id(variable)
         if key not in self.reads:
             value = None if outer is None else outer.get_current_value(variable)
-            if value is None:
+            if value is None or value is variable._value:
+                # Also if an outer region has it: each must note the read.
                 value = engine().read(variable, self)
             if value is None:  # not initialized yet
                 return None

@@ -101,6 +101,7 @@ class RematScope:
         self.matched = set()
         self.warned = False
         self.units = [0]
+        self.explicit = False  # from a model's own setting
 
     def __enter__(self):
         self.units = [0]
@@ -243,6 +244,13 @@ def note_scope(op):
         vars(op)["_remat_scope"] = scope
 
 
+def off():
+    """The scope of a layer that is never rematerialized."""
+    scope = RematScope(None)
+    scope.explicit = True
+    return scope
+
+
 def setting_of(op):
     """The setting that holds for an operation, by the order of who wins.
 
@@ -252,12 +260,16 @@ def setting_of(op):
     """
     own = vars(op).get("_remat_setting")
     if own is not None:
-        return RematPolicy() if own is True else own or None
+        return RematPolicy() if own is True else own or off()
+    recorded = vars(op).get("_remat_scope")
+    inherited = global_state.get_global_attribute("remat_inherited")
+    if inherited is not None and inherited.explicit:
+        # What a model says for itself holds for its layers, in any scope.
+        is_off = recorded is not None and recorded.mode is None
+        return None if is_off or inherited.mode is None else inherited
     scope = innermost_scope()
     if scope is None:
-        scope = vars(op).get(
-            "_remat_scope"
-        ) or global_state.get_global_attribute("remat_inherited")
+        scope = recorded or inherited
     if scope is None or scope.mode is None:
         return None
     return scope

@@ -15,30 +15,19 @@ from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 
 MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-SAME_BUFFER = (
-    "copy",
-    "copy_p",
-    "expand_dims",
-    "name",
-    "optimization_barrier",
-    "reduce_precision",
-    "reshape",
-    "squeeze",
+SAME_BUFFER = frozenset(
+    "copy copy_p expand_dims name optimization_barrier reduce_precision "
+    "reshape squeeze".split()
 )
 # Reading and writing memory, without arithmetic.
-NO_ARITHMETIC = SAME_BUFFER + (
-    "broadcast_in_dim",
-    "concatenate",
-    "convert_element_type",
-    "dynamic_slice",
-    "dynamic_update_slice",
-    "gather",
-    "iota",
-    "pad",
-    "rev",
-    "slice",
-    "split",
-    "transpose",
+NO_ARITHMETIC = SAME_BUFFER.union(
+    "broadcast_in_dim concatenate convert_element_type dynamic_slice "
+    "dynamic_update_slice gather iota pad rev slice split transpose".split()
+)
+# What XLA does not fuse into the operation that reads it.
+COSTLY = tuple(
+    "arg cum dynamic_update_slice fft gather reduce scatter select_and sort "
+    "while".split()
 )
 
 
@@ -56,8 +45,8 @@ def trace(call, inputs, variables):
         and `saved_outputs`: indices of those that the backward pass reads;
         `internal`: bytes of all else that it reads but for variables.
         `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
-        of matrix products and convolutions. `largest`: bytes of the largest
-        value.
+        of matrix products and convolutions. `scratch`: bytes that are there
+        only while the forward or the backward pass runs.
     """
     specs = [jax.ShapeDtypeStruct(s, d) for s, d, _ in inputs]
     specs += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
@@ -81,9 +70,31 @@ def trace(call, inputs, variables):
 
         return jax.vjp(of_wanted, *(v for w, v in zip(wanted, values) if w))
 
+    grads = sum(
+        v.dtype.itemsize * math.prod(v.shape)
+        for v, w in zip(specs[len(inputs) :], wanted[len(inputs) :])
+        if w
+    )
     function = run if any(wanted) else lambda *values: (forward(*values), ())
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
-    return describe(closed.jaxpr, len(inputs), len(shapes[0]))
+    found, kept = describe(closed.jaxpr, len(inputs), len(shapes[0]))
+    forward_peak = peak(closed.jaxpr, kept)
+    return found | {"scratch": max(forward_peak, backward_peak(*shapes, grads))}
+
+
+def backward_peak(outputs, backward, grads):
+    """Bytes at once in the backward pass, beyond residuals and gradients."""
+    if not backward:
+        return 0
+    arriving = [
+        jax.ShapeDtypeStruct(y.shape, jax.dtypes.float0)
+        if not jax.numpy.issubdtype(y.dtype, jax.numpy.inexact)
+        else y
+        for y in outputs
+    ]
+    jaxpr = jax.make_jaxpr(lambda f, y: f(y))(backward, arriving).jaxpr
+    given = sum(map(size, jaxpr.invars[len(jaxpr.invars) - len(arriving) :]))
+    return max(0, given + peak(jaxpr, ()) - grads)
 
 
 def describe(jaxpr, n_inputs, n_outputs):
@@ -94,7 +105,7 @@ def describe(jaxpr, n_inputs, n_outputs):
     arguments = list(jaxpr.invars[:n_inputs])
     ours = {v for v in root[:n_outputs] if is_var(v)}
     outside = {*jaxpr.invars, *jaxpr.constvars, *ours}
-    return {
+    found = {
         "outputs": [
             (v.aval.shape, standardize_dtype(v.aval.dtype), size(v))
             for v in outputs
@@ -110,6 +121,7 @@ def describe(jaxpr, n_inputs, n_outputs):
         "internal": sum(size(v) for v in kept if v not in outside),
         **arithmetic(jaxpr),
     }
+    return found, kept
 
 
 def is_var(v):
@@ -153,35 +165,77 @@ def through_call(eqn):
 
 
 def arithmetic(jaxpr):
-    found = {"flops": 0, "matmuls": 0, "largest": 0}
+    found = {"flops": 0, "matmuls": 0}
     for eqn in jaxpr.eqns:
         for key, value in of_equation(eqn).items():
-            if key == "largest":
-                found[key] = max(found[key], value)
-            else:
-                found[key] += value
+            found[key] += value
     return found
 
 
 def of_equation(eqn):
     name = eqn.primitive.name
-    made = sum(size(v) for v in eqn.outvars)
     inner = [arithmetic(j) for j in jaxprs_in(eqn.params)]
     if not inner:
-        matmul = name in MATMULS
-        return {
-            "flops": flops(eqn),
-            "matmuls": made if matmul else 0,
-            "largest": max((size(v) for v in eqn.outvars), default=0),
-        }
+        made = sum(size(v) for v in eqn.outvars) if name in MATMULS else 0
+        return {"flops": flops(eqn), "matmuls": made}
     if name == "cond":
         inner = [max(inner, key=lambda x: x["flops"])]
     times = eqn.params["length"] if name == "scan" else 1
-    return {
-        "flops": times * sum(x["flops"] for x in inner),
-        "matmuls": times * sum(x["matmuls"] for x in inner),
-        "largest": max(made, *(x["largest"] for x in inner)),
-    }
+    return {k: times * sum(x[k] for x in inner) for k in inner[0]}
+
+
+def peak(jaxpr, ignored):
+    """Most bytes at once of what equations make, in order.
+
+    Cheap operations run in the loop of their reader, as XLA fuses them.
+    """
+    roots, last, readers = shared_buffers(jaxpr), {}, {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for v in filter(is_var, eqn.invars):
+            last[roots.get(v, v)] = i
+            readers.setdefault(roots.get(v, v), []).append(eqn)
+    ends = {roots.get(v, v) for v in jaxpr.outvars if is_var(v)}
+    live = most = 0
+    dying = {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        for v in eqn.outvars:
+            stays = v in ends
+            if (
+                v in roots
+                or v in ignored
+                or (not stays and fused(eqn, readers.get(v, ())))
+            ):
+                continue
+            live += size(v)
+            until = len(jaxpr.eqns) if stays else last.get(v, i)
+            dying.setdefault(until, []).append(size(v))
+        inside = (
+            0
+            if is_cheap(eqn)
+            else max(
+                (peak(j, j.outvars) for j in jaxprs_in(eqn.params)), default=0
+            )
+        )
+        most = max(most, live + inside)
+        live -= sum(dying.pop(i, ()))
+    return most
+
+
+def fused(eqn, readers):
+    return is_cheap(eqn) and all(
+        is_cheap(r) or r.primitive.name.startswith("reduce_") for r in readers
+    )
+
+
+def is_cheap(eqn):
+    """Whether an equation computes each element from few others."""
+    inner = list(jaxprs_in(eqn.params))
+    if inner:
+        return eqn.primitive.name != "scan" and all(
+            is_cheap(e) for j in inner for e in j.eqns
+        )
+    name = eqn.primitive.name
+    return name not in MATMULS and not name.startswith(COSTLY)
 
 
 def jaxprs_in(params):

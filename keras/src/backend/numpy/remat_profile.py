@@ -36,7 +36,7 @@ def trace(call, inputs, variables):
         "internal": 0,
         "flops": sum(math.prod(y.shape) for y in outputs),
         "matmuls": 0,
-        "largest": max((size for _, _, size in sizes), default=0),
+        "scratch": sum(size for _, _, size in sizes),
     }
 
 

@@ -14,55 +14,23 @@ import tensorflow as tf
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 
-SAME_BUFFER = {
-    "CheckNumerics",
-    "EnsureShape",
-    "ExpandDims",
-    "Identity",
-    "IdentityN",
-    "PreventGradient",
-    "Reshape",
-    "Squeeze",
-    "StopGradient",
-    "TensorListFromTensor",
-}
+SAME_BUFFER = frozenset(
+    "CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient "
+    "Reshape Squeeze StopGradient TensorListFromTensor".split()
+)
 # What reads no more than a shape, which is known.
-SHAPE_ONLY = {
-    "OnesLike",
-    "Rank",
-    "Shape",
-    "ShapeN",
-    "Size",
-    "TensorListElementShape",
-    "TensorListLength",
-    "ZerosLike",
-}
-NO_ARITHMETIC = (
-    SHAPE_ONLY
-    | SAME_BUFFER
-    | {
-        "BroadcastTo",
-        "Cast",
-        "ConcatV2",
-        "Const",
-        "Fill",
-        "GatherV2",
-        "Pack",
-        "Pad",
-        "PadV2",
-        "Placeholder",
-        "Range",
-        "ReadVariableOp",
-        "Slice",
-        "Split",
-        "SplitV",
-        "StridedSlice",
-        "Tile",
-        "Transpose",
-        "Unpack",
-    }
+SHAPE_ONLY = frozenset(
+    "OnesLike Rank Shape ShapeN Size TensorListElementShape TensorListLength "
+    "ZerosLike".split()
+)
+NO_ARITHMETIC = SHAPE_ONLY.union(
+    SAME_BUFFER,
+    "BroadcastTo Cast ConcatV2 Const Fill GatherV2 Pack Pad PadV2 Placeholder "
+    "Range ReadVariableOp Slice Split SplitV StridedSlice Tile Transpose "
+    "Unpack".split(),
 )
 LOOPS = ("While", "StatelessWhile")
+LIST_ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 
 
 def trace(call, inputs, variables):
@@ -79,8 +47,8 @@ def trace(call, inputs, variables):
         and `saved_outputs`: indices of those that the backward pass reads;
         `internal`: bytes of all else that it reads but for variables.
         `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
-        of matrix products and convolutions. `largest`: bytes of the largest
-        value.
+        of matrix products and convolutions. `scratch`: bytes that are there
+        only while the forward or the backward pass runs.
     """
     graph = tf.__internal__.FuncGraph("remat_profile")
     with tf.init_scope(), graph.as_default():
@@ -89,25 +57,72 @@ def trace(call, inputs, variables):
         with StatelessScope(state_mapping=list(zip(variables, values))):
             outputs = [tf.convert_to_tensor(y) for y in call(list(given))]
         forward = graph.get_operations()
-        wanted = [x for x, (_, _, w) in zip(given, inputs) if w]
-        wanted += [x for x, v in zip(values, variables) if v.trainable]
-        take_gradient(outputs, [x for x in wanted if x.dtype.is_floating])
+        grads = take_gradient(
+            outputs,
+            [x for x, (_, _, w) in zip(given, inputs) if w],
+            [x for x, v in zip(values, variables) if v.trainable],
+        )
         backward = graph.get_operations()[len(forward) :]
         kept = read_by(backward, set(forward))
         for x in values:
             kept.pop(x.name, None)
-        return describe(kept, given, outputs) | arithmetic(forward)
+        found = describe(kept, given, outputs) | arithmetic(forward)
+        found["scratch"] = max(
+            peak(forward, [*outputs, *kept.values()]) - own_residuals(found),
+            peak(backward, grads[0] + grads[1]) - sum(map(size, grads[1])),
+        )
+        return found
 
 
 def placeholder(shape, dtype):
     return tf.compat.v1.placeholder(dtype, shape)
 
 
-def take_gradient(outputs, wanted):
+def take_gradient(outputs, *wanted):
+    """Lists of gradients, one for each list of tensors."""
     targets = [y for y in outputs if y.dtype.is_floating]
-    if targets and wanted:
-        arriving = [placeholder(y.shape, y.dtype) for y in targets]
-        tf.gradients(targets, wanted, grad_ys=arriving)
+    wanted = [[x for x in w if x.dtype.is_floating] for w in wanted]
+    if not targets or not any(wanted):
+        return [], []
+    arriving = [placeholder(y.shape, y.dtype) for y in targets]
+    grads = tf.gradients(targets, sum(wanted, []), grad_ys=arriving)
+    first = len(wanted[0])
+    return tuple(
+        [
+            g.values if isinstance(g, tf.IndexedSlices) else g
+            for g in part
+            if g is not None
+        ]
+        for part in (grads[:first], grads[first:])
+    )
+
+
+def own_residuals(found):
+    sizes = [size for _, _, size in found["outputs"]]
+    return found["internal"] + sum(sizes[i] for i in found["saved_outputs"])
+
+
+def peak(ops, ends):
+    """Most bytes at once of what `ops` make, in order; `ends` stay."""
+    last = {root(x).name: len(ops) for x in ends}
+    for i, op in enumerate(ops):
+        for x in op.inputs:
+            last[root(x).name] = max(i, last.get(root(x).name, 0))
+    live = most = 0
+    dying = {}
+    for i, op in enumerate(ops):
+        made = {root(x).name: size(x) for x in op.outputs if root(x) is x}
+        inside = 0
+        if op.type in LOOPS:
+            body = body_of(op)
+            inside = peak(body.get_operations(), body.outputs)
+        live += sum(made.values()) if op.type != "Const" else 0
+        most = max(most, live + inside)
+        for name, count in made.items():
+            if op.type != "Const":
+                dying.setdefault(last.get(name, i), []).append(count)
+        live -= sum(dying.pop(i, ()))
+    return most
 
 
 def read_by(backward, forward):
@@ -162,15 +177,14 @@ def elements(x):
 
 
 def list_size(x):
-    """Bytes of a list that a loop pushes one tensor per iteration on."""
+    """Bytes of a list that a loop adds one tensor per iteration to."""
     if x.op.type not in LOOPS:
         return 0
     pushed = body_of(x.op).outputs[x.value_index]
     while pushed.op.type in SAME_BUFFER:
         pushed = pushed.op.inputs[0]
-    if pushed.op.type != "TensorListPushBack":
-        return 0
-    return iterations(x.op) * size(pushed.op.inputs[1])
+    item = LIST_ITEMS.get(pushed.op.type)
+    return iterations(x.op) * size(pushed.op.inputs[item]) if item else 0
 
 
 def body_of(op):
@@ -189,7 +203,7 @@ def iterations(op):
 
 
 def arithmetic(ops):
-    found = {"flops": 0, "matmuls": 0, "largest": 0}
+    found = {"flops": 0, "matmuls": 0}
     for op in ops:
         if op.type in LOOPS:
             inner, times = (
@@ -198,12 +212,9 @@ def arithmetic(ops):
             )
             found["flops"] += times * inner["flops"]
             found["matmuls"] += times * inner["matmuls"]
-            found["largest"] = max(found["largest"], inner["largest"])
             continue
         made = max((size(x) for x in op.outputs), default=0)
         found["flops"] += flops(op)
-        if op.type != "Placeholder":
-            found["largest"] = max(found["largest"], made)
         if op.type in MATMULS:
             found["matmuls"] += made
     return found

@@ -6,6 +6,7 @@ storage are one value.
 """
 
 import math
+import weakref
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -38,20 +39,50 @@ def trace(call, inputs, variables):
         and `saved_outputs`: indices of those that the backward pass reads;
         `internal`: bytes of all else that it reads but for variables.
         `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
-        of matrix products and convolutions. `largest`: bytes of the largest
-        value.
+        of matrix products and convolutions. `scratch`: bytes that are there
+        only while the forward or the backward pass runs.
     """
     saved, counter = Saved(), Counter()
     with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         given = [fake(*x).clone() for x in inputs]
         values = [fake(v.shape, v.dtype, v.trainable) for v in variables]
+        counter.ignore([*given, *values])
         state = list(zip(variables, values))
         with StatelessScope(state_mapping=state), saved.hooks(), counter:
             outputs = call(list(given))
         for y in outputs:
             if logits_of(y) is not None:
                 saved.add(logits_of(y))
-        return describe(saved, given, values, outputs) | counter.found
+        found = describe(saved, given, values, outputs)
+        found |= {key: counter.found[key] for key in ("flops", "matmuls")}
+        saved.storages.clear()
+        peak = counter.peak
+        with counter:
+            start = loss_of(outputs)
+            del outputs, y
+            grads = backward(start, [*given, *values], counter)
+        peak = max(peak, counter.peak - grads)
+        found["scratch"] = max(0, peak - own_residuals(found))
+        return found
+
+
+def loss_of(outputs):
+    """Some number that depends on all outputs; holds none of them."""
+    return sum((y * 1.0).sum() for y in outputs if y.requires_grad)
+
+
+def backward(loss, wanted, counter):
+    """Runs the backward pass; returns the bytes of weight gradients."""
+    counter.peak = counter.live
+    wanted = [x for x in wanted if x.requires_grad]
+    if wanted and isinstance(loss, torch.Tensor):
+        torch.autograd.grad(loss, wanted, allow_unused=True)
+    return sum(storage_bytes(x) for x in wanted if x.is_leaf)
+
+
+def own_residuals(found):
+    sizes = [size for _, _, size in found["outputs"]]
+    return found["internal"] + sum(sizes[i] for i in found["saved_outputs"])
 
 
 def fake(shape, dtype, differentiable):
@@ -132,11 +163,27 @@ def own_bytes(x):
 
 
 class Counter(TorchDispatchMode):
-    """Counts arithmetic and sizes of results."""
+    """Counts arithmetic, and the bytes that are alive."""
 
     def __init__(self):
         super().__init__()
-        self.found = {"flops": 0, "matmuls": 0, "largest": 0}
+        self.found = {"flops": 0, "matmuls": 0}
+        self.live = self.peak = 0
+        self.sizes = {}
+
+    def ignore(self, tensors):
+        self.sizes.update((key_of(x), 0) for x in tensors)
+
+    def add(self, x):
+        storage = x.untyped_storage()
+        if storage._cdata not in self.sizes:
+            size = self.sizes[storage._cdata] = int(storage.nbytes())
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self.release, storage._cdata)
+
+    def release(self, key):
+        self.live -= self.sizes.pop(key, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         try:
@@ -151,9 +198,10 @@ class Counter(TorchDispatchMode):
         results = [x for x in results if isinstance(x, torch.Tensor)]
         if not results or is_view(func):
             return out
+        for x in results:
+            self.add(x)
         found = self.found
         made = sum(storage_bytes(x) for x in results)
-        found["largest"] = max(found["largest"], made)
         packet = func._overloadpacket
         if packet in flop_registry:
             count = flop_registry[packet]
