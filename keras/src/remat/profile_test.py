@@ -1,4 +1,5 @@
 import contextlib
+import sys
 
 import numpy as np
 import pytest
@@ -203,6 +204,17 @@ class ProfileTest(testing.TestCase):
             self.assertLen(counts, 4)
 
     @pytest.mark.requires_trainable_backend
+    def test_seeds_and_names_make_no_difference(self):
+        x = inputs = layers.Input((16,))
+        for i in range(4):
+            x = layers.Dense(16, name=f"dense_of_{i}")(x)
+            x = layers.Dropout(0.5, seed=i)(x)
+        counts = []
+        with counted_traces(counts):
+            costs_of(models.Model(inputs, x), (8, 16))
+        self.assertLen(counts, 3)
+
+    @pytest.mark.requires_trainable_backend
     def test_freezing_a_layer_is_not_taken_from_the_cache(self):
         model = mlp(2)
         self.assertGreater(costs_of(model, (8, 16))[1].grads, 0)
@@ -270,6 +282,15 @@ class ProfileTest(testing.TestCase):
         self.assertEqual(unprofiled, ["dark"])
         self.assertFalse(costs[1].profiled)
         self.assertEqual(costs[1].output_bytes, (512,))
+
+    def test_tensorflow_is_not_imported_for_a_key(self):
+        from keras.src.saving import serialization_lib
+
+        before = set(sys.modules), serialization_lib.tf
+        costs_of(mlp(1), (2, 16))
+        self.assertIs(serialization_lib.tf, before[1])
+        if "tensorflow" not in before[0]:
+            self.assertNotIn("tensorflow", sys.modules)
 
     def test_unknown_dimensions_are_refused(self):
         with self.assertRaisesRegex(ValueError, "size of every dimension"):
