@@ -88,7 +88,7 @@ def make_model(remat):
     if remat:
         model.remat = True
     model.compile(
-        optimizer=keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        optimizer=keras.optimizers.SGD(0.03, momentum=0.9, nesterov=True),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=keras.config.backend() == "jax",
     )
