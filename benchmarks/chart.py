@@ -1,6 +1,7 @@
 """Pictures of measurements."""
 
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
 MIB = 2**20
 COLORS = ["#8a8f98", "#d9480f", "#1864ab", "#2b8a3e", "#862e9c"]
@@ -98,8 +99,6 @@ def draw_shares(path, shares):
     """
     if not shares:
         return
-    used = {s for m in shares.values() for v in m.values() for s in v}
-    strategies = [s for s in STRATEGY_COLORS if s in used]
     figure, grid = plt.subplots(
         len(shares),
         1,
@@ -109,10 +108,12 @@ def draw_shares(path, shares):
         squeeze=False,
     )
     for (backend, models), axes in zip(shares.items(), grid[:, 0]):
-        draw_bars(axes, backend, models, strategies)
-    handles, names = grid[0, 0].get_legend_handles_labels()
+        draw_bars(axes, backend, models)
     figure.legend(
-        handles, names, loc="outside lower center", ncols=4, frameon=False
+        handles=[Patch(color=c, label=s) for s, c in STRATEGY_COLORS.items()],
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
     )
     figure.suptitle(
         "Peak memory of a training step, as a share of plain training",
@@ -121,23 +122,33 @@ def draw_shares(path, shares):
     save(figure, path)
 
 
-def draw_bars(axes, backend, models, strategies):
+def draw_bars(axes, backend, models):
+    used = {s for values in models.values() for s in values}
+    strategies = [s for s in STRATEGY_COLORS if s in used]
     width = 0.84 / len(strategies)
     for k, strategy in enumerate(strategies):
-        values = [m.get(strategy) for m in models.values()]
-        where = [i + (k + 0.5) * width - 0.42 for i in range(len(models))]
-        heights = [0 if v is None else v for v in values]
-        color = STRATEGY_COLORS[strategy]
-        axes.bar(where, heights, 0.92 * width, color=color, label=strategy)
-        for x, value in zip(where, values):
-            text = "fails" if value is None else f"{value:.2f}"
-            y = (value or 0) + 0.02
-            turn = 90 if value is None else 0
-            axes.text(
-                x, y, text, ha="center", va="bottom", fontsize=7, rotation=turn
-            )
+        for i, values in enumerate(models.values()):
+            if strategy in values:
+                x = i + (k + 0.5) * width - 0.42
+                draw_bar(axes, x, width, strategy, values[strategy])
     axes.axhline(1, color="#495057", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(models)), list(models))
     axes.set_title(backend, loc="left")
     axes.set_ylabel("share of plain")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_bar(axes, x, width, strategy, value):
+    color = STRATEGY_COLORS[strategy]
+    axes.bar(x, value or 0, 0.92 * width, color=color)
+    text, turn = (f"{value:.2f}", 0) if value else ("fails", 90)
+    axes.text(
+        x,
+        (value or 0) + 0.02,
+        text,
+        ha="center",
+        va="bottom",
+        fontsize=7,
+        rotation=turn,
+        color="black" if value else color,
+    )

@@ -5,6 +5,7 @@ loss, and a pattern that names the block of a layer, so that checkpoints can be
 put around each block by hand.
 """
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -188,7 +189,9 @@ BUILDERS = {
 DEFAULT = [name for name in BUILDERS if name != "deep1000"]
 
 
-def build(name):
+def build(name, scope=None):
+    """Builds a model from the same seed each time, inside a scope or none."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
-    return BUILDERS[name]()
+    with scope or contextlib.nullcontext():
+        return BUILDERS[name]()

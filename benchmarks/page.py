@@ -142,7 +142,13 @@ def shares(rows):
         for model, group in groups(rows, backend).items():
             for row in listed(group):
                 peak = base_of(row, group).get("peak")
-                if row["strategy"] != PLAIN and row.get("peak") and peak:
-                    values = found.setdefault(backend, {}).setdefault(model, {})
-                    values[row["strategy"]] = row["peak"] / peak
+                if row["strategy"] == PLAIN or not peak or left_out(row):
+                    continue
+                values = found.setdefault(backend, {}).setdefault(model, {})
+                value = row.get("peak")  # `None` says that it fails
+                values[row["strategy"]] = value and value / peak
     return found
+
+
+def left_out(row):
+    return row.get("error", "").startswith("not run")

@@ -48,8 +48,7 @@ def make(name, strategy, backend):
         The model to train, and the case that it comes from.
     """
     if strategy == STOCK:  # takes effect on layers that are created in it
-        with keras.RematScope("full"):
-            case = models.build(name)
+        case = models.build(name, keras.RematScope("full"))
         return case.model, case
     case = models.build(name)
     ways = {PLAIN: plain, **OURS, **by_hand.strategies(backend)}
