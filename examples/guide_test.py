@@ -1,0 +1,36 @@
+"""Executes the notebook, and compares it with its source."""
+
+import os
+import pathlib
+
+import pytest
+
+jupytext = pytest.importorskip("jupytext")
+nbclient = pytest.importorskip("nbclient")
+
+HERE = pathlib.Path(__file__).resolve().parent
+BACKEND = os.environ.get("KERAS_BACKEND", "tensorflow")
+
+
+def cells(notebook):
+    return [(c.cell_type, c.source) for c in notebook.cells]
+
+
+def test_notebook_is_made_from_its_source():
+    source = jupytext.read(HERE / "remat_guide.py")
+    notebook = jupytext.read(HERE / "remat_guide.ipynb")
+    assert cells(source) == cells(notebook)
+
+
+@pytest.mark.skipif(
+    BACKEND not in ("jax", "tensorflow", "torch"), reason="no gradients"
+)
+def test_notebook_runs(tmp_path):
+    notebook = jupytext.read(HERE / "remat_guide.ipynb")
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
