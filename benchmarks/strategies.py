@@ -38,7 +38,8 @@ STOCK = "stock full"
 def names(backend, stock=False):
     if stock:
         return [PLAIN, STOCK]
-    return [PLAIN, *OURS, *by_hand.WAYS[backend]]
+    first, *rest = OURS
+    return [PLAIN, first, *by_hand.WAYS[backend], *rest]
 
 
 def make(name, strategy, backend):
