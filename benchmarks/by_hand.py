@@ -19,10 +19,11 @@ class ByHand(keras.Model):
         self.checkpoint = checkpoint
         self.sections = sections_of(case)
 
-    def call(self, x):
+    def call(self, x, training=None):
         values = dict(zip(map(id, self.inner.inputs), keras.tree.flatten(x)))
         for section in self.sections:
             given = [values[k] for k in section.takes]
+            section.training = training
             if section.is_block:
                 results = self.checkpoint(section, given)
             else:
@@ -37,6 +38,7 @@ class Section:
     def __init__(self, nodes, is_block, read_outside):
         self.nodes = nodes
         self.is_block = is_block
+        self.training = None  # said anew, as the second run is out of context
         inside = ids(t for n in nodes for t in n.output_tensors)
         read = ids(t for n in nodes for t in n.input_tensors)
         self.takes = [k for k in read if k not in inside]
@@ -46,6 +48,8 @@ class Section:
         values = dict(zip(self.takes, given))
         for node in self.nodes:
             args, kwargs = node.arguments.fill_in(values)
+            if getattr(node.operation, "_call_has_training_arg", False):
+                kwargs["training"] = self.training
             results = keras.tree.flatten(node.operation(*args, **kwargs))
             values.update(zip(ids(node.output_tensors), results))
         return tuple(values[k] for k in self.gives)

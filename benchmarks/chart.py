@@ -85,7 +85,7 @@ STRATEGY_COLORS = {
     "keep matmuls": "#ffc078",
     "by hand": "#1864ab",
     "by hand, ordered": "#74c0fc",
-    "by hand, no early stop": "#74c0fc",
+    "by hand, no early stop": "#4dabf7",
     "stock full": "#8a8f98",
 }
 
