@@ -1,9 +1,11 @@
 """Moves the patch set to another release of Keras, or to a clone of it."""
 
+import ast
 import fnmatch
 import pathlib
 import re
 import tempfile
+import textwrap
 
 import gitcmd
 import patchset
@@ -13,6 +15,7 @@ from upstream import ForkError
 
 BRANCH = "remat"
 VERSION = "keras/src/version.py"
+REST_TOPIC = "Add gradient rematerialization"
 API_TOPIC = "Regenerate the public API"
 
 
@@ -93,19 +96,43 @@ def topics(root, paths):
     """Returns {topic: paths}, in the order of topics.txt; API comes last."""
     path = pathlib.Path(root, "topics.txt")
     rows = path.read_text().splitlines() if path.exists() else []
-    pairs = [x.split(":", 1) for x in rows if x.strip() and x[0] != "#"]
-    if any(len(x) != 2 for x in pairs):
-        raise ForkError(
-            "A line of topics.txt is `commit subject: pattern`. "
-            f"Received: {[x for x in pairs if len(x) != 2]}"
-        )
-    pairs += [("Add gradient rematerialization", "keras/src/*")]
-    pairs += [(API_TOPIC, "*")]
-    found = {topic.strip(): [] for topic, _ in pairs}
+    found, pairs, topic = {}, [], None
+    for row in rows:
+        if not row.strip() or row.strip().startswith("#"):
+            continue
+        if not row[0].isspace():
+            topic = row.strip()
+            found[topic] = []
+        elif topic is None:
+            raise ForkError(
+                "topics.txt has subjects, and patterns indented below them. "
+                f"Received: {row!r} before the first subject."
+            )
+        else:
+            pairs.append((topic, row.strip()))
+    pairs += [(REST_TOPIC, "keras/src/*"), (API_TOPIC, "*")]
     for path in paths:
-        match = (t for t, row in pairs if fnmatch.fnmatch(path, row.strip()))
-        found[next(match).strip()].append(path)
+        topic = next(t for t, row in pairs if fnmatch.fnmatch(path, row))
+        found.setdefault(topic, []).append(path)
+    if API_TOPIC in found:
+        found[API_TOPIC] = found.pop(API_TOPIC)
     return {topic: rows for topic, rows in found.items() if rows}
+
+
+def message(root, topic, paths):
+    """A commit message: the subject, and each file with what it is for."""
+    files = patchset.read(root)
+    rows = []
+    for path in paths:
+        if f"{path}.patch" in files:
+            head = patchset.split(files[f"{path}.patch"].data)[0]
+            rows.append(f"{path}: {patchset.field(head, 'Purpose')}")
+        elif path in files and not path.endswith("_test.py"):
+            doc = ast.get_docstring(ast.parse(files[path].data))
+            if doc:
+                rows.append(f"{path}: {doc.splitlines()[0]}")
+    rows = [textwrap.fill(x, 72, subsequent_indent="  ") for x in rows]
+    return "\n".join([topic, "", *rows])
 
 
 def wanted(root, tree):
@@ -131,12 +158,12 @@ def pr(root, tree, clone):
             continue
         options = ["--binary", "--full-index", "--no-renames"]
         diff = gitcmd.git(tree, "diff", *options, "base", "made", "--", *paths)
-        transfer(clone, topic, diff)
+        transfer(clone, topic, diff, message(root, topic, paths))
         print(f"pr: {topic} ({len(paths)} files)")
     print(f"pr: branch {BRANCH} of {clone} is ready to be read, and not pushed")
 
 
-def transfer(clone, topic, diff):
+def transfer(clone, topic, diff, text):
     try:
         gitcmd.git(clone, "apply", "--3way", "--index", data=diff, own=True)
     except gitcmd.GitError as error:
@@ -146,7 +173,7 @@ def transfer(clone, topic, diff):
             f"Resolve the conflicts in {clone}, `git add` them, "
             f"`git commit -m '{topic}'`, and run `pr` again for the rest."
         ) from None
-    gitcmd.git(clone, "commit", "-q", "-m", topic, own=True)
+    gitcmd.git(clone, "commit", "-q", "-m", text, own=True)
 
 
 def start(clone):

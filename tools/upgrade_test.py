@@ -94,7 +94,7 @@ def clone(root):
 
 def test_pr_commits_by_topic_and_stops(root, capsys):
     patched(root)
-    (root / "topics.txt").write_text("Double a: keras/src/a.py\n")
+    (root / "topics.txt").write_text("Double a\n    keras/src/a.py\n")
     path = clone(root)
     assert call(root, "pr", str(path)) == 0
     log = gitcmd.text(path, "log", "--format=%s").splitlines()

@@ -92,18 +92,6 @@ class RematTest(testing.TestCase):
             self.assertEqual(g.__doc__, "Says what it does.")
             self.assertEqual(inspect.signature(g), inspect.signature(f))
 
-    @parameterized.named_parameters(
-        ("layer", lambda: layers.Dense(2)),
-        ("sequential", lambda: models.Sequential([layers.Dense(2)])),
-    )
-    def test_a_layer_gets_its_setting_and_is_returned(self, make):
-        layer = make()
-        self.assertIs(remat(layer), layer)
-        self.assertIs(layer.remat, True)
-        policy = RematPolicy(keep="matmuls")
-        self.assertIs(remat(layer, policy=policy), layer)
-        self.assertEqual(layer.remat, policy)
-
     @parameterized.parameters(3, "f", [[]])
     def test_what_is_not_callable_is_refused(self, f):
         with self.assertRaisesRegex(TypeError, "Received: f="):

@@ -1,14 +1,49 @@
-"""What the tests of rematerialization share: one step, and a count of runs."""
+"""What tests of rematerialization share: a step, a count of runs, layers."""
 
 import contextlib
 
 import numpy as np
 
 from keras.src import backend
+from keras.src import layers
 from keras.src import ops
+from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.stateless_scope import StatelessScope
 
 RUNS = []
+
+
+class Penalty(layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.sum(x * x))
+        return x
+
+
+class Counter(layers.Layer):
+    def build(self, input_shape):
+        self.count = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        self.count.assign(self.count + 1)
+        return x * ops.cast(self.count, x.dtype)
+
+
+class Inferring(layers.Layer):
+    """Asks its parts to infer `training`, in a region of its own."""
+
+    def __init__(self, rematerialize):
+        super().__init__()
+        self.norm = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.5, seed=3)
+        self.run = remat(self.block) if rematerialize else self.block
+
+    def block(self, x):
+        return self.drop(self.norm(x))
+
+    def call(self, x, training=None):
+        return self.run(x)
 
 
 def counted(x, name="f"):
