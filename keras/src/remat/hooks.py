@@ -9,6 +9,7 @@ from keras.src.backend.common import remat
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.remat_scope import RematScope
+from keras.src.backend.common.remat_scope import scope_stack
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
@@ -38,12 +39,16 @@ def wrap_call(op, fn, args, kwargs):
         return inheriting(fn, setting)
     if is_model(op):
         return model_in_scope(op, fn, setting)
-    if depth() >= setting.levels or not setting.has_type(op):
+    if depth() >= setting.levels:
+        return fn
+    is_chosen = chosen(setting, op, args, kwargs)
+    inherited = global_state.get_global_attribute("remat_inherited")
+    if inherited is not None:  # a copy of this scope, if it was loaded
+        inherited.matched |= setting.matched
+    if not is_chosen:
         return fn
     if setting.mode == "activations":
         return rematerialized_activation(op, fn)
-    if not chosen(setting, op, args, kwargs):
-        return fn
     if not next_unit(setting):
         return fn
     if has_recurrent_parts(op):
@@ -52,8 +57,11 @@ def wrap_call(op, fn, args, kwargs):
 
 
 def chosen(scope, op, args, kwargs):
+    has_type = scope.has_type(op)
     if scope.mode == "list_of_layers":
-        return scope.names(op)
+        return scope.names(op) and has_type
+    if not has_type:
+        return False
     if scope.mode == "larger_than":
         size = output_size(op, args, kwargs)
         return size > scope.output_size_threshold
@@ -96,9 +104,13 @@ def inheriting(fn, scope):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
+        outer = global_state.get_global_attribute("remat_inherited")
         with attributes(remat_inherited=scope, remat_units=[0]):
             outputs = fn(*args, **kwargs)
-        scope.warn_unmatched()
+        if outer is not None:
+            outer.matched |= scope.matched
+        elif scope not in scope_stack():  # else there may be more to come
+            scope.warn_unmatched()
         return outputs
 
     return call

@@ -99,6 +99,7 @@ class RematScope:
         self.policy = get_policy(policy)
         self.memory_budget = check_budget(memory_budget)
         self.matched = set()
+        self.asked = False  # whether a call looked for names or types
         self.warned = False
         self.units = [0]
         self.explicit = False  # from a model's own setting
@@ -108,10 +109,12 @@ class RematScope:
         scope_stack().append(self)
         return self
 
-    def __exit__(self, *args, **kwargs):
+    def __exit__(self, error=None, *args, **kwargs):
         stack = scope_stack()
         if stack and stack[-1] is self:  # `clear_session` may have emptied it
             stack.pop()
+        if error is None and self.asked and self not in stack:
+            self.warn_unmatched()
 
     def as_policy(self):
         """The scope's cut of a model, as a policy."""
@@ -124,8 +127,15 @@ class RematScope:
             levels=max(self.levels, policy.levels),
         )
 
+    def note(self, op):
+        """Marks what names or types match an operation created in the scope."""
+        self.names(op)
+        self.has_type(op)
+        self.asked = False
+
     def names(self, layer):
         """Whether `layer_names` names this layer."""
+        self.asked = True
         found = False
         for pattern in self.layer_names:
             for name in (layer.name, getattr(layer, "path", None)):
@@ -140,6 +150,7 @@ class RematScope:
         """Whether the layer is of one of `layer_types`, if there are any."""
         if self.layer_types is None:
             return True
+        self.asked = True
         for cls in self.layer_types:
             if any(c is cls or c.__name__ == cls for c in type(layer).__mro__):
                 self.matched.add(cls)
@@ -147,7 +158,7 @@ class RematScope:
         return False
 
     def warn_unmatched(self):
-        """Says once what matched no layer, after a model ran."""
+        """Says once what matched no layer, after all of them ran."""
         asked = self.layer_names if self.mode == "list_of_layers" else []
         missing = [
             x
@@ -282,4 +293,6 @@ class EffectiveSetting:
         return self if op is None else setting_of(op)
 
     def __set__(self, op, value):
-        vars(op)["_remat_scope"] = innermost_scope()
+        scope = vars(op)["_remat_scope"] = innermost_scope()
+        if scope is not None:
+            scope.note(op)

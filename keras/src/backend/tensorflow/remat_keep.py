@@ -6,6 +6,8 @@ takes the place of the new one. In a graph the new one is then not needed by
 anyone, and is pruned before the graph runs.
 """
 
+import threading
+
 import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
@@ -15,7 +17,13 @@ PRODUCTS.update({"BatchMatMulV3": True, "Einsum": True})
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 CONVOLUTIONS |= {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}
 
-_open = []
+_open = threading.local()
+
+
+def open_watchers():
+    if not hasattr(_open, "watchers"):
+        _open.watchers = []
+    return _open.watchers
 
 
 class Watcher:
@@ -27,16 +35,16 @@ class Watcher:
         self.graph = None
         if not tf.executing_eagerly():
             self.graph = tf.compat.v1.get_default_graph()
-        _open.append(self)
+        open_watchers().append(self)
         op_callbacks.add_op_callback(self.call)
         return self
 
     def __exit__(self, *args):
         op_callbacks.remove_op_callback(self.call)
-        _open.remove(self)
+        open_watchers().remove(self)
 
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        if graph is not self.graph or _open[-1] is not self:
+        if graph is not self.graph or open_watchers()[-1] is not self:
             return None
         self.count += 1
         return self.see(self.count, op_type, inputs, outputs)
@@ -65,8 +73,8 @@ class Keeper(Watcher):
     def place(self, x, name):
         if not self.policy.offloads(name):
             return x
-        with record.stop_recording(), tf.device("CPU:0"):
-            return tf.identity(x)
+        with tf.device("CPU:0"):
+            return same_value(x)
 
     def giver(self):
         return Giver(self.kept, self.kept_names)
@@ -94,17 +102,18 @@ class Giver(Watcher):
 
 def same_value(x):
     """A new tensor, so that tapes tell it apart; not an operation to count."""
-    op_callbacks_before = list(_open)
-    _open.append(None)
+    watchers = open_watchers()
+    watchers.append(None)
     try:
         with record.stop_recording():
             return tf.identity(x)
     finally:
-        _open[:] = op_callbacks_before
+        watchers.pop()
 
 
 def name_value(x, name):
-    return _open[-1].name(x, name) if _open else x
+    watchers = open_watchers()
+    return watchers[-1].name(x, name) if watchers else x
 
 
 def kind_of(op_type, inputs):

@@ -5,8 +5,12 @@ the policy wants, by number. The second run counts again, and where a result
 was kept it is given back instead of being computed.
 """
 
+import threading
+
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm: False, aten.addmm: False, aten.mv: False}
@@ -19,7 +23,13 @@ ATTENTIONS = {
     aten._scaled_dot_product_cudnn_attention,
 }
 
-_open = []
+_open = threading.local()
+
+
+def open_modes():
+    if not hasattr(_open, "modes"):
+        _open.modes = []
+    return _open.modes
 
 
 class Keeper(TorchDispatchMode):
@@ -29,43 +39,51 @@ class Keeper(TorchDispatchMode):
         super().__init__()
         self.policy = policy
         self.kept = {}
+        # Kept values that are changed in place later: never given away.
+        self.changed = set()
+        self.names = []
         self.count = 0
-        self.makers = {}
+        self.made = {}
 
     def __enter__(self):
-        _open.append(self)
+        open_modes().append(self)
         return super().__enter__()
 
     def __exit__(self, *args):
-        _open.remove(self)
-        self.makers = None
+        open_modes().remove(self)
+        self.made = None
         return super().__exit__(*args)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if func.overloadpacket is aten.detach:  # also made by torch's hooks
-            return func(*args, **(kwargs or {}))
-        self.refuse_changes(func, args)
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.makers.setdefault(address(out), (self.count, out.detach))
-        op, has_batch = kind_of(func)
-        if has_tensor(out) and self.policy.keeps(
-            op, has_batch, None, lambda: spec_of(out)
-        ):
-            self.keep(self.count, out, None)
-        self.count += 1
+            return func(*args, **kwargs)
+        number, self.count = self.count, self.count + 1
+        for x in written(func, args, kwargs):
+            self.before_change(x)
+        out = func(*args, **kwargs)
+        if has_tensor(out) and not shares_memory(func):
+            whole = isinstance(out, torch.Tensor)
+            map_tensors(lambda x: self.note(x, number, whole), out)
+            op, has_batch = kind_of(func)
+            if self.policy.keeps(op, has_batch, None, lambda: spec_of(out)):
+                self.keep(number, out, None)
         return out
 
-    def refuse_changes(self, func, args):
-        """A kept value that is changed in place would be changed twice."""
-        if not func._schema.is_mutable or not isinstance(args[0], torch.Tensor):
+    def note(self, x, number, whole):
+        """Remembers which operation made the memory of `x`."""
+        if x.layout == torch.strided:
+            self.made[address(x)] = Made(x, number, whole)
+
+    def before_change(self, x):
+        made = self.made.get(address(x))
+        if made is None:
             return
-        maker = self.makers.get(address(args[0]))
-        if maker is not None and maker[0] in self.kept:
-            raise RuntimeError(
-                "A value that a `RematPolicy` keeps must not be changed in "
-                f"place. Received: operation {func} on a kept value. Use the "
-                "operation that makes a new tensor."
+        made.is_intact = False
+        if made.number in self.kept:
+            self.changed.add(made.number)
+            self.kept[made.number] = map_tensors(
+                torch.clone, self.kept[made.number]
             )
 
     def keep(self, number, value, name):
@@ -74,43 +92,102 @@ class Keeper(TorchDispatchMode):
             lambda x: to_host(x) if on_host else x.detach(), value
         )
 
-    def keep_by_name(self, x, name):
-        maker = self.makers.get(address(x))
-        if maker is not None and self.policy.keeps(
-            "name", False, name, lambda: spec_of(x)
-        ):
-            number, detach = maker
-            self.keep(number, detach(), name)
+    def name(self, x, name):
+        """Keeps the result that `x` is a view of, or else a copy of `x`."""
+        wanted = self.policy.keeps("name", False, name, lambda: spec_of(x))
+        made = self.made.get(address(x)) if wanted else None
+        if made is not None and made.describes(x):
+            with _disable_current_modes():
+                self.keep(made.number, made.whole(x), name)
+            made = None
+        self.names.append(made is not None)
+        if made is not None:
+            x = x.clone()
+            self.keep(self.count - 1, x, name)
+        return x
 
     def giver(self):
-        return Giver(self.kept)
+        return Giver(self)
+
+
+class Made:
+    """What is known of a piece of memory: the operation that filled it."""
+
+    def __init__(self, x, number, is_whole):
+        self.number = number
+        # Whether it still holds all that the operation gave.
+        self.is_intact = is_whole
+        self.memory = StorageWeakRef(x.untyped_storage())
+        self.layout = (x.shape, x.stride(), x.storage_offset())
+        self.dtype = x.dtype
+
+    def describes(self, x):
+        return (
+            self.is_intact
+            and x.dtype == self.dtype
+            and self.memory.cdata == x.untyped_storage()._cdata
+        )
+
+    def whole(self, x):
+        return x.detach().as_strided(*self.layout)
 
 
 class Giver(TorchDispatchMode):
     """Runs operations again, but gives kept results back."""
 
-    def __init__(self, kept):
+    def __init__(self, keeper):
         super().__init__()
-        self.kept = kept
+        self.kept, self.changed = keeper.kept, keeper.changed
+        self.names = keeper.names
 
     def __enter__(self):
         self.count = 0
+        self.copies = iter(self.names)
+        open_modes().append(self)
         return super().__enter__()
+
+    def __exit__(self, *args):
+        open_modes().remove(self)
+        return super().__exit__(*args)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.overloadpacket is aten.detach:
             return func(*args, **(kwargs or {}))
-        number = self.count
-        self.count += 1
-        if number in self.kept:
-            return map_tensors(from_host, self.kept[number])
-        return func(*args, **(kwargs or {}))
+        number, self.count = self.count, self.count + 1
+        if number not in self.kept:
+            return func(*args, **(kwargs or {}))
+        value = map_tensors(from_host, self.kept[number])
+        if number in self.changed:
+            value = map_tensors(torch.clone, value)
+        return value
+
+    def name(self, x, name):
+        return x.clone() if next(self.copies) else x
 
 
 def name_value(x, name):
-    if _open:
-        _open[-1].keep_by_name(x, name)
-    return x
+    modes = open_modes()
+    return modes[-1].name(x, name) if modes else x
+
+
+def written(func, args, kwargs):
+    """The tensors that an operation changes in place."""
+    if not func._schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in func._schema.arguments), args))
+    given.update(kwargs)
+    values = [
+        given.get(a.name)
+        for a in func._schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write
+    ]
+    lists = [v if isinstance(v, (list, tuple)) else [v] for v in values]
+    return [x for v in lists for x in v if isinstance(x, torch.Tensor)]
+
+
+def shares_memory(func):
+    """Whether results are views, or arguments that were changed in place."""
+    return any(r.alias_info is not None for r in func._schema.returns)
 
 
 def kind_of(func):
@@ -125,6 +202,8 @@ def kind_of(func):
 
 
 def address(x):
+    if x.layout != torch.strided:
+        return None
     return x.untyped_storage().data_ptr() or id(x)
 
 
