@@ -17,7 +17,7 @@ PYTEST ?= -n 2 --dist loadfile
 OURS := $(wildcard tools devtree integration_tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tree status export check lint wheel test test-tools \
+.PHONY: help setup tree status export seams check lint wheel test test-tools \
 	test-tree test-upstream test-wheel smoke mutation demo bench rebase pr clean
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
@@ -58,6 +58,9 @@ export:  ## write the edits of build/tree back to the patch set
 
 check: $(VENV)/.have-common  ## prove that the patch set keeps its rules
 	@$(FORK) check
+
+seams:  ## write the table of seams in docs/upstream.md
+	@$(FORK) seams
 
 lint: $(VENV)/.have-common  ## ruff on the files that are not part of Keras
 	$(BIN)/ruff check -q $(OURS)

@@ -11,6 +11,7 @@ import sys
 
 import gitcmd
 import patchset
+import seams
 import upstream
 
 MAX_ADDED = 12
@@ -29,6 +30,7 @@ def problems(root, tree):
     for name, file in files.items():
         if name.endswith(".patch"):
             yield from patch(name, file, base)
+    yield from seams.problems(root)
     yield from same_base(root, tree)
     yield from lint(tree)
 

@@ -7,6 +7,7 @@
     fork.py check                      prove that the repository keeps its rules
     fork.py build                      make the wheel from build/tree
     fork.py rebase VERSION [--dry-run] move the patch set to another release
+    fork.py seams                      write the table of docs/upstream.md
     fork.py pr CLONE                   make a branch on a clone of Keras
     fork.py mutate [PATCH ...]         show that each patch has a failing test
 
@@ -29,6 +30,7 @@ import exporting
 import gitcmd
 import mutate
 import patchset
+import seams
 import upgrade
 import upstream
 import wheel
@@ -132,6 +134,7 @@ def refuse_to_lose(tree):
 def export(root):
     tree, facts = made_tree(root, "export")
     exporting.export(root, tree, facts)
+    seams.refresh(root)
 
 
 def status(root):
@@ -242,6 +245,7 @@ COMMANDS = {
     "export": lambda o: export(o.root),
     "check": lambda o: check(o.root),
     "build": lambda o: build(o.root),
+    "seams": lambda o: seams.refresh(o.root),
     "rebase": lambda o: rebase(o.root, o.version, o.dry_run),
     "pr": lambda o: fresh(o.root, upgrade.pr, o.clone.resolve()),
     "mutate": lambda o: fresh(o.root, mutate.mutate, o.patches),
