@@ -20,7 +20,10 @@ The model of memory, in bytes, at every moment:
   inner segments does, on top of what arrived at its end.
 
 Weights, optimizer slots and graph inputs are there whatever the plan is, so
-they are not counted: take them off the budget.
+they are not counted: take them off the budget. A gradient stays from the
+backward run of its node to the end, unless the engine updates the weight at
+once. Copies that an engine makes of weights, in another layout, are there from
+the start to the backward run of their node.
 
 Every moment of a segment is "kept before it" plus a number that depends on
 the segment alone (`need`). All algorithms of `planner.py` rest on that.
@@ -30,6 +33,9 @@ import collections
 
 import numpy as np
 
+from keras.src.remat.planned import Plan
+from keras.src.remat.planned import Segment
+from keras.src.remat.planned import depth
 from keras.src.remat.timeline import timeline
 
 Value = collections.namedtuple(
@@ -43,75 +49,6 @@ Args:
     consumers: Sorted nodes that use it; `n` stands for a graph output.
     is_saved: Whether `saved[producer]` contains it.
 """
-
-
-class Segment(
-    collections.namedtuple(
-        "Segment", ["start", "stop", "remat", "inner"], defaults=[()]
-    )
-):
-    """Nodes `start` to `stop - 1`, run as one.
-
-    Args:
-        start: First node.
-        stop: Node after the last.
-        remat: `True` for a region, `False` for a plain part.
-        inner: The segments its second run is made of; empty for all at once.
-    """
-
-    __slots__ = ()
-
-    @property
-    def parts(self):
-        """What the second run of a region is made of."""
-        return self.inner or (self._replace(remat=False),)
-
-    def get_config(self):
-        inner = [s.get_config() for s in self.inner]
-        return [self.start, self.stop, self.remat, inner]
-
-    @classmethod
-    def from_config(cls, config):
-        start, stop, remat, inner = config
-        inner = tuple(cls.from_config(c) for c in inner)
-        return cls(int(start), int(stop), bool(remat), inner)
-
-
-def depth(segments):
-    """How often a node runs again at most: the depth of nesting."""
-    return max(
-        (1 + depth(s.inner) if s.remat else 0 for s in segments), default=0
-    )
-
-
-class Plan(
-    collections.namedtuple(
-        "Plan", ["segments", "peak", "extra_flops", "levels"]
-    )
-):
-    """The regions chosen for one chain, and what they are predicted to cost.
-
-    Args:
-        segments: Tuple of `Segment`, which together cover all nodes.
-        peak: Bytes at the worst moment.
-        extra_flops: Arithmetic of all second runs.
-        levels: Depth of nesting; 0 for a plain run.
-    """
-
-    __slots__ = ()
-
-    def get_config(self):
-        return {
-            "segments": [s.get_config() for s in self.segments],
-            "peak": self.peak,
-            "extra_flops": self.extra_flops,
-            "levels": self.levels,
-        }
-
-    @classmethod
-    def from_config(cls, config):
-        segments = tuple(Segment.from_config(c) for c in config["segments"])
-        return cls(**{**config, "segments": segments})
 
 
 def _prefix(numbers):
@@ -129,11 +66,19 @@ class Chain:
         grads: Bytes of weight gradients of each node. Defaults to zeros.
         scratch: Bytes each node needs only while it, or its backward, runs,
             its outputs and their cotangents included. Defaults to zeros.
+        copies: Bytes of copies of the weights of each node. Defaults to zeros.
     """
 
-    def __init__(self, saved, values, flops, grads=None, scratch=None):
+    def __init__(
+        self, saved, values, flops, grads=None, scratch=None, copies=None
+    ):
         n = self.n = len(saved)
-        fields = {"flops": flops, "grads": grads, "scratch": scratch}
+        fields = {
+            "flops": flops,
+            "grads": grads,
+            "scratch": scratch,
+            "copies": copies,
+        }
         for name, numbers in fields.items():
             if numbers is not None and len(numbers) != n:
                 raise ValueError(
@@ -148,6 +93,8 @@ class Chain:
         self.flops_before = _prefix(self.flops)
         made = _prefix(zeros if grads is None else grads)
         self.grads_after = made[-1] - made  # Made once the backward is at i.
+        self.copies_before = _prefix(zeros if copies is None else copies)
+        self.copies = int(self.copies_before[-1])
         self._set_values([Value(*v) for v in values])
 
     def _set_values(self, values):
@@ -171,7 +118,7 @@ class Chain:
         # own outputs are scratch.
         self.passing = (self.crossing - ending)[: self.n]
         # What is there when the backward arrives at a cut.
-        self.arriving = self.grads_after + self.crossing
+        self.arriving = self.grads_after + self.copies_before + self.crossing
 
     def held_from(self, start, size):
         """Bytes of values made in `[start, i)`, used at `i` or later.
@@ -198,7 +145,7 @@ class Chain:
             `keep_plain`. Worst moments: `forward` of a run whose residuals
             are dropped, `run` of one that keeps them; `plain` of a plain
             segment; `unit` of a backward in one piece, `again` of that and
-            the second run before it.
+            the second run before it; `region` of all of a region.
         """
         start = int(start)
         if stops is None:
@@ -213,19 +160,22 @@ class Chain:
             return np.maximum.accumulate(per_node)[ends - 1]
 
         run = worst(saved[1:] + held_unsaved[:-1] + scratch)
-        back = worst(
-            saved[1:] + self.passing[runs] + self.grads_after[runs] + scratch
-        )
+        weights = self.grads_after[:-1] + self.copies_before[1:]
+        back = worst(saved[1:] + self.passing[runs] + weights[runs] + scratch)
         at_once = saved[ends] + self.grads_after[start] + worst(scratch)
+        at_once += self.copies_before[stops]
         unit = np.maximum(back, at_once + self.crossing[stops])
+        again = np.maximum(unit, run + self.arriving[stops])
+        forward = worst(held[:-1] + scratch)
         return {
             "keep": held[ends],
             "keep_plain": saved[ends] + held_unsaved[ends],
-            "forward": worst(held[:-1] + scratch),
+            "forward": forward,
             "run": run,
-            "plain": np.maximum(run, back),
+            "plain": np.maximum(run + self.copies, back),
             "unit": unit,
-            "again": np.maximum(unit, run + self.arriving[stops]),
+            "again": again,
+            "region": np.maximum(forward + self.copies, again),
         }
 
     def _span(self, segment):
@@ -239,7 +189,7 @@ class Chain:
         span = self._span(segment)
         if not segment.remat:
             return span["plain"]
-        return max(span["forward"], self._second_run(segment))
+        return max(span["forward"] + self.copies, self._second_run(segment))
 
     def _second_run(self, segment):
         arriving = int(self.arriving[segment.stop])

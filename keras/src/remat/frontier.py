@@ -20,7 +20,7 @@ import collections
 
 import numpy as np
 
-from keras.src.remat.chain import Segment
+from keras.src.remat.planned import Segment
 
 # Greater than any bytes or cost, and small enough to be added up.
 FAR = 1 << 60
@@ -46,6 +46,7 @@ class Spans:
     def __init__(self, chain, cuts):
         self.cuts = np.asarray(cuts)
         self.arriving = chain.arriving[self.cuts]
+        self.copies = chain.copies
         rows = [
             chain.spans(c, self.cuts[i + 1 :])
             for i, c in enumerate(self.cuts[:-1])
@@ -85,8 +86,7 @@ class Spans:
         def segment(a, b):
             return Segment(int(self.cuts[a]), int(self.cuts[b]), True)
 
-        need = np.maximum(table["forward"], table["again"])
-        return Kind(need, table["keep"], self.cost, segment)
+        return Kind(table["region"], table["keep"], self.cost, segment)
 
 
 def pareto(worst, cost, limit):

@@ -84,9 +84,9 @@ def run_segment(segment, values, operation_fn, policy, depth):
             attribute("remat_inherited", scope),
             attribute("remat_depth", depth),
         ):
-            return run_nodes(segment.nodes, values, operation_fn)
+            return run_nodes(segment, values, operation_fn)
     if not segment.remat:
-        return run_nodes(segment.nodes, values, operation_fn)
+        return run_nodes(segment, values, operation_fn)
 
     reads = [key for key in segment.reads if key in values]
     writes = []
@@ -97,7 +97,7 @@ def run_segment(segment, values, operation_fn, policy, depth):
             for inner in segment.inner:
                 run_segment(inner, inside, operation_fn, policy, depth + 1)
         else:
-            run_nodes(segment.nodes, inside, operation_fn)
+            run_nodes(segment, inside, operation_fn)
         writes[:] = [key for key in segment.writes if key in inside]
         return [inside[key] for key in writes]
 
@@ -108,16 +108,28 @@ def run_segment(segment, values, operation_fn, policy, depth):
         name=segment.name,
     )
     values.update(zip(writes, results))
+    drop(values, set().union(*segment.drops))
 
 
-def run_nodes(nodes, values, operation_fn):
-    for node in nodes:
-        if any(id(x) not in values for x in node.input_tensors):
-            continue  # not computable from the inputs that are given
-        args, kwargs = node.arguments.fill_in(values)
-        outputs = operation_fn(node.operation)(*args, **kwargs)
-        for x, y in zip(node.outputs, tree.flatten(outputs)):
-            values[id(x)] = y
+def run_nodes(segment, values, operation_fn):
+    for node, dropped in zip(segment.nodes, segment.drops):
+        run_node(node, values, operation_fn)
+        drop(values, dropped)
+
+
+def run_node(node, values, operation_fn):
+    if any(id(x) not in values for x in node.input_tensors):
+        return  # not computable from the inputs that are given
+    args, kwargs = node.arguments.fill_in(values)
+    outputs = operation_fn(node.operation)(*args, **kwargs)
+    for x, y in zip(node.outputs, tree.flatten(outputs)):
+        values[id(x)] = y
+
+
+def drop(values, keys):
+    """Lets go of tensors that nothing reads any more."""
+    for key in keys:
+        values.pop(key, None)
 
 
 class attribute:

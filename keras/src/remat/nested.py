@@ -21,7 +21,7 @@ that would just do for a given budget.
 
 import numpy as np
 
-from keras.src.remat.chain import Segment
+from keras.src.remat.planned import Segment
 from keras.src.remat.frontier import FAR
 from keras.src.remat.frontier import Kind
 
@@ -101,5 +101,5 @@ def _kind(spans, second, once):
         start, stop = int(spans.cuts[a]), int(spans.cuts[b])
         return Segment(start, stop, True, second.segments(a, b, once))
 
-    need = np.maximum(spans.table["forward"], second.need)
+    need = np.maximum(spans.table["forward"] + spans.copies, second.need)
     return Kind(need, spans.table["keep"], second.total, segment)

@@ -7,7 +7,7 @@ from keras.src.remat import costs
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
 from keras.src.remat import recurrent
-from keras.src.remat.chain import Segment
+from keras.src.remat.planned import Segment
 from keras.src.utils import io_utils
 
 

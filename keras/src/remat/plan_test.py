@@ -8,7 +8,7 @@ from keras.src import models
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import plan as remat_plan
-from keras.src.remat.chain import Plan
+from keras.src.remat.planned import Plan
 from keras.src.utils import set_random_seed
 
 BATCH = 256

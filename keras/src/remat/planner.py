@@ -35,14 +35,14 @@ import functools
 import numpy as np
 
 from keras.src.remat.chain import Chain
-from keras.src.remat.chain import Plan
-from keras.src.remat.chain import Segment
 from keras.src.remat.chain import Value
 from keras.src.remat.frontier import FAR
 from keras.src.remat.frontier import Frontier
 from keras.src.remat.frontier import Spans
 from keras.src.remat.frontier import cost_per_flop
 from keras.src.remat.nested import nested_kinds
+from keras.src.remat.planned import Plan
+from keras.src.remat.planned import Segment
 
 __all__ = [
     "BudgetError",
@@ -111,8 +111,7 @@ def _lowest(chain):
     first = [None] * len(cuts)
     for i in reversed(range(len(cuts) - 1)):
         span, rest = chain.spans(cuts[i], cuts[i + 1 :]), worst[i + 1 :]
-        need = np.maximum(span["forward"], span["again"])
-        region = np.maximum(need, span["keep"] + rest)
+        region = np.maximum(span["region"], span["keep"] + rest)
         plain = np.maximum(span["plain"], span["keep_plain"] + rest)
         both = np.minimum(region, plain)
         k = int(both.argmin())

@@ -180,6 +180,7 @@ def graph_cost(graph, specs, order, training, unprofiled):
         scratch=max((c.scratch for c in costs), default=0),
         kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
         profiled=all(c.profiled for c in costs),
+        copies=sum(c.copies for c in costs),
     )
     return cost, [flow.specs[id(x)] for x in graph.outputs]
 
@@ -278,10 +279,12 @@ def chain_of(function, nodes, costs):
         A `Chain`. Values that come from before `nodes` are not in it.
     """
     kept = Kept(function, nodes, costs)
+    at_once = engine().UPDATES_AT_ONCE
     return Chain(
         kept.by_node(),
         kept.values(),
         [c.flops for c in costs],
-        kept.grads(),
+        None if at_once else kept.grads(),
         [c.scratch for c in costs],
+        [c.copies for c in costs],
     )

@@ -24,7 +24,9 @@ NodeCost = collections.namedtuple(
         "scratch",
         "kept_by_matmuls",
         "profiled",
+        "copies",
     ],
+    defaults=[0],
 )
 NodeCost.__doc__ = """What one operation costs in training, in bytes.
 
@@ -41,6 +43,7 @@ Args:
     scratch: Estimate of what is there only while it, or its backward, runs.
     kept_by_matmuls: Size of the results of matrix products and convolutions.
     profiled: Whether the engine traced it; if not, all is an estimate.
+    copies: Size of copies of its weights that the engine makes ahead.
 """
 
 Spec = collections.namedtuple(
@@ -162,6 +165,7 @@ def cost_of(found, specs, n_outputs, grads):
         scratch=int(found["scratch"]),
         kept_by_matmuls=found["matmuls"],
         profiled=True,
+        copies=found.get("copies", 0),
     )
 
 

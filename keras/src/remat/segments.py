@@ -9,7 +9,16 @@ from keras.src.remat import plan as remat_plan
 
 Segment = collections.namedtuple(
     "Segment",
-    ["nodes", "remat", "reads", "writes", "inner", "inherits", "name"],
+    [
+        "nodes",
+        "remat",
+        "reads",
+        "writes",
+        "inner",
+        "inherits",
+        "name",
+        "drops",
+    ],
 )
 Segment.__doc__ = """Nodes that run as one.
 
@@ -21,6 +30,7 @@ Args:
     inner: Segments that this one runs as; empty for all nodes at once.
     inherits: Whether nested models in it follow the policy by themselves.
     name: What error messages and tables call it.
+    drops: For each node, ids of the tensors that nothing reads after it.
 """
 
 CUTS = "_remat_cuts"
@@ -99,10 +109,20 @@ def build(parts, needed_after):
                 inner=build(inner, writes) if inner else [],
                 inherits=inherits,
                 name=name_of(nodes),
+                drops=drops_of(nodes, needed),
             )
         )
         needed.update(reads)
     return segments[::-1]
+
+
+def drops_of(nodes, needed_after):
+    needed, drops = set(needed_after), []
+    for node in reversed(nodes):
+        used = {id(x) for x in node.input_tensors}
+        drops.append((used | {id(x) for x in node.outputs}) - needed)
+        needed |= used
+    return drops[::-1]
 
 
 def name_of(nodes):

@@ -9,7 +9,7 @@ import numpy as np
 
 def timeline(chain, segments):
     """List of `(label, bytes)` over forward and backward."""
-    forward = _forward(chain, "forward", segments, 0)
+    forward = _forward(chain, "forward", segments, chain.copies)
     return forward + _backward(chain, segments, 0)
 
 
@@ -61,8 +61,9 @@ def _held_backward(chain, segment, in_region):
     start, stop = segment.start, segment.stop
     nodes = slice(start, stop)
     saved = _saved(chain, segment)
-    held = saved + chain.passing[nodes] + chain.grads_after[nodes]
+    copies = chain.copies_before[start + 1 : stop + 1]
+    held = saved + chain.passing[nodes] + chain.grads_after[nodes] + copies
     if in_region:  # In one piece: nothing is freed before its end.
-        end = chain.grads_after[start] + chain.crossing[stop]
+        end = chain.grads_after[start] + chain.crossing[stop] + copies[-1]
         held = np.maximum(held, saved[-1] + end)
     return held + chain.scratch[nodes]

@@ -14,6 +14,9 @@ from jax.extend import core as jex_core
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 
+# A compiled step whose weights are donated writes each new weight over the old
+# one as soon as its gradient is there, so gradients do not pile up.
+UPDATES_AT_ONCE = True
 MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 SAME_BUFFER = frozenset(
     "copy copy_p expand_dims name optimization_barrier reduce_precision "
@@ -46,7 +49,8 @@ def trace(call, inputs, variables):
         `internal`: bytes of all else that it reads but for variables.
         `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
         of matrix products and convolutions. `scratch`: bytes that are there
-        only while the forward or the backward pass runs.
+        only while the forward or the backward pass runs, gradients among
+        them. `copies`: bytes of copies of weights made ahead.
     """
     specs = [jax.ShapeDtypeStruct(s, d) for s, d, _ in inputs]
     specs += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
@@ -70,20 +74,35 @@ def trace(call, inputs, variables):
 
         return jax.vjp(of_wanted, *(v for w, v in zip(wanted, values) if w))
 
-    grads = sum(
-        v.dtype.itemsize * math.prod(v.shape)
-        for v, w in zip(specs[len(inputs) :], wanted[len(inputs) :])
-        if w
-    )
     function = run if any(wanted) else lambda *values: (forward(*values), ())
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
     found, kept = describe(closed.jaxpr, len(inputs), len(shapes[0]))
     forward_peak = peak(closed.jaxpr, kept)
-    return found | {"scratch": max(forward_peak, backward_peak(*shapes, grads))}
+    found["scratch"] = max(forward_peak, backward_peak(*shapes))
+    found["copies"] = copies(closed.jaxpr, variables)
+    return found
 
 
-def backward_peak(outputs, backward, grads):
-    """Bytes at once in the backward pass, beyond residuals and gradients."""
+def copies(jaxpr, variables):
+    """Bytes of kernels of convolutions, which XLA:CPU lays out anew."""
+    if jax.default_backend() != "cpu" or not convolves(jaxpr):
+        return 0
+    kernels = [v for v in variables if v.trainable and len(v.shape) > 2]
+    return sum(
+        math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize for v in kernels
+    )
+
+
+def convolves(jaxpr):
+    return any(
+        eqn.primitive.name == "conv_general_dilated"
+        or any(convolves(j) for j in jaxprs_in(eqn.params))
+        for eqn in jaxpr.eqns
+    )
+
+
+def backward_peak(outputs, backward):
+    """Bytes at once in the backward pass, beyond residuals."""
     if not backward:
         return 0
     arriving = [
@@ -94,7 +113,7 @@ def backward_peak(outputs, backward, grads):
     ]
     jaxpr = jax.make_jaxpr(lambda f, y: f(y))(backward, arriving).jaxpr
     given = sum(map(size, jaxpr.invars[len(jaxpr.invars) - len(arriving) :]))
-    return max(0, given + peak(jaxpr, ()) - grads)
+    return given + peak(jaxpr, ())
 
 
 def describe(jaxpr, n_inputs, n_outputs):

@@ -11,6 +11,9 @@ from keras.src.backend import KerasTensor
 from keras.src.utils.dtype_utils import dtype_size
 
 
+UPDATES_AT_ONCE = False
+
+
 def trace(call, inputs, variables):
     """Infers what `call` returns, and takes its results as kept.
 

@@ -14,6 +14,8 @@ import tensorflow as tf
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 
+# The optimizer runs when all gradients are there.
+UPDATES_AT_ONCE = False
 SAME_BUFFER = frozenset(
     "CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient "
     "Reshape Squeeze StopGradient TensorListFromTensor".split()

@@ -19,6 +19,8 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
 
+# The optimizer runs when all gradients are there.
+UPDATES_AT_ONCE = False
 aten = torch.ops.aten
 SEED_TYPES = (torch.uint8, torch.int32, torch.int64, torch.uint32)
 READ_NUMBER = aten._local_scalar_dense.default
