@@ -21,9 +21,9 @@ that would just do for a given budget.
 
 import numpy as np
 
-from keras.src.remat.planned import Segment
 from keras.src.remat.frontier import FAR
 from keras.src.remat.frontier import Kind
+from keras.src.remat.planned import Segment
 
 
 class Second:

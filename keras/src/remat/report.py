@@ -16,8 +16,8 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import measure
 from keras.src.remat import plan as remat_plan
-from keras.src.remat.planned import Segment
 from keras.src.remat.plan import show
+from keras.src.remat.planned import Segment
 from keras.src.utils import io_utils
 
 remat_report = measure.remat_report

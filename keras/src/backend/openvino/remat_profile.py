@@ -10,7 +10,6 @@ from keras.src import backend
 from keras.src.backend import KerasTensor
 from keras.src.utils.dtype_utils import dtype_size
 
-
 UPDATES_AT_ONCE = False
 
 
