@@ -119,18 +119,17 @@ class RematPolicyTest(testing.TestCase):
     @parameterized.named_parameters(
         ("matmuls", "matmuls", False),
         ("name", ["wave"], False),
+        ("function", keep_large, False),
         ("offload_all", "matmuls", True),
         ("offload_name", ["wave"], ["wave"]),
     )
     @pytest.mark.requires_trainable_backend
     def test_numbers_stay_equal(self, keep, offload):
-        self.assert_equal_numbers(RematPolicy(keep=keep, offload=offload))
+        policy = RematPolicy(keep=keep, offload=offload)
+        self.assert_equal_numbers(policy, compiled=False)
+        self.assert_equal_numbers(policy, compiled=True)
 
-    @pytest.mark.requires_trainable_backend
-    def test_numbers_stay_equal_with_a_function(self):
-        self.assert_equal_numbers(RematPolicy(keep=keep_large))
-
-    def assert_equal_numbers(self, policy):
+    def assert_equal_numbers(self, policy, compiled):
         dense, drop = layers.Dense(4), layers.Dropout(0.5, seed=3)
         dense.build((None, 4))
 
@@ -143,7 +142,8 @@ class RematPolicyTest(testing.TestCase):
         results = []
         for g in (f, remat(f, policy=policy)):
             seed.assign(start)
-            results.append(step(g, [X], dense.variables + drop.variables))
+            variables = dense.variables + drop.variables
+            results.append(step(g, [X], variables, compiled))
         expected, found = results
         self.assertAllClose(found[0], expected[0], atol=1e-5)
         for a, b in zip(found[1] + found[2], expected[1] + expected[2]):

@@ -286,7 +286,8 @@ def read(variable, run):
     if paused:
         pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
     try:
-        with contextlib.nullcontext() if graph is None else graph.as_default():
+        where = graph.as_default() if graph else contextlib.nullcontext()
+        with where, remat_keep.unwatched():
             return tf.convert_to_tensor(value)
     finally:
         if paused:

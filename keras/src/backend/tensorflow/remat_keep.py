@@ -1,11 +1,13 @@
 """Keeps chosen values of a region on TensorFlow, by watching its operations.
 
-The first run counts the operations and keeps the results that the policy
-wants, by number. The second run counts again, and where a result was kept it
-takes the place of the new one. In a graph the new one is then not needed by
-anyone, and is pruned before the graph runs.
+The first run counts the operations of each type and keeps the results that
+the policy wants, by number. The second run counts again, and where a result
+was kept it takes the place of the new one. In a graph the new one is then not
+needed by anyone, and is pruned before the graph runs.
 """
 
+import collections
+import contextlib
 import threading
 
 import tensorflow as tf
@@ -16,6 +18,9 @@ PRODUCTS = {"MatMul": False, "BatchMatMul": True, "BatchMatMulV2": True}
 PRODUCTS.update({"BatchMatMulV3": True, "Einsum": True})
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 CONVOLUTIONS |= {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}
+
+# Made when a value from outside is met for the first time, not the next time.
+UNCOUNTED = ("Placeholder", "ReadVariableOp")
 
 _open = threading.local()
 
@@ -30,7 +35,7 @@ class Watcher:
     """Calls `self.see` for each operation of the graph it was opened in."""
 
     def __enter__(self):
-        self.count = 0
+        self.counts = collections.Counter()
         self.names = 0
         self.graph = None
         if not tf.executing_eagerly():
@@ -46,8 +51,11 @@ class Watcher:
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         if graph is not self.graph or open_watchers()[-1] is not self:
             return None
-        self.count += 1
-        return self.see(self.count, op_type, inputs, outputs)
+        if op_type in UNCOUNTED:
+            return None
+        self.counts[op_type] += 1
+        number = (op_type, self.counts[op_type])
+        return self.see(number, op_type, inputs, outputs)
 
 
 class Keeper(Watcher):
@@ -89,7 +97,15 @@ class Giver(Watcher):
     def see(self, number, op_type, inputs, outputs):
         if number not in self.kept:
             return None
-        return [same_value(x) for x in self.kept[number]]
+        kept = self.kept[number]
+        if any(not fits(*pair) for pair in zip(kept, outputs, strict=True)):
+            raise ValueError(
+                "A rematerialized function must run the same operations each "
+                f"time. Received: result {number[1]} of operation {op_type} "
+                f"was {[spec_of(x) for x in kept]} and is "
+                f"{[spec_of(x) for x in outputs]} when it runs again."
+            )
+        return [same_value(x) for x in kept]
 
     def name(self, x, name):
         self.names += 1
@@ -102,13 +118,23 @@ class Giver(Watcher):
 
 def same_value(x):
     """A new tensor, so that tapes tell it apart; not an operation to count."""
+    with unwatched(), record.stop_recording():
+        return tf.identity(x)
+
+
+@contextlib.contextmanager
+def unwatched():
+    """Hides operations that only one of the two runs makes."""
     watchers = open_watchers()
     watchers.append(None)
     try:
-        with record.stop_recording():
-            return tf.identity(x)
+        yield
     finally:
         watchers.pop()
+
+
+def fits(x, y):
+    return x.dtype == y.dtype and x.shape.is_compatible_with(y.shape)
 
 
 def name_value(x, name):
