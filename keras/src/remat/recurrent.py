@@ -62,10 +62,20 @@ def run_in_parts(layer, policy, sequences, initial_state, mask, training):
     count = 1 if mask is not None or steps is None else round(math.sqrt(steps))
     if count < 2:
         return run(layer.inner_loop, (sequences, initial_state, mask, training))
-    scan = getattr(engine(), "scan", None)
-    even = nearest_divisor(steps, count)
+    scan = getattr(engine(), "scan_time", None)
+    # A step keeps several times its state, so more and shorter parts pay.
+    even = nearest_divisor(steps, 2 * count)
     if scan is not None and even > 1:
-        return scan_parts(layer, run, sequences, initial_state, training, even)
+
+        return scan(
+            run,
+            lambda part, state: layer.inner_loop(part, state, None, training),
+            initial_state,
+            sequences,
+            even,
+            backwards=layer.go_backwards,
+            all_outputs=layer.return_sequences,
+        )
     borders = [round(i * steps / count) for i in range(count + 1)]
     parts = list(zip(borders, borders[1:]))
     if layer.go_backwards:
@@ -88,33 +98,3 @@ def nearest_divisor(number, wanted):
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     nearest = min(divisors, key=lambda d: abs(d - wanted))
     return nearest if wanted / 2 <= nearest <= wanted * 2 else 1
-
-
-def scan_parts(layer, run, sequences, state, training, count):
-    """The same by the engine's loop: one region, compiled once."""
-
-    def body(state, part):
-        last, outputs, state = run(
-            layer.inner_loop, (part, state, None, training)
-        )
-        return state, (last, outputs)
-
-    parts = tree.map_structure(lambda x: split_time(x, count), sequences)
-    if layer.go_backwards:
-        parts = tree.map_structure(lambda x: ops.flip(x, axis=0), parts)
-    state, (last, outputs) = engine().scan(body, state, parts)
-    join = join_time if layer.return_sequences else lambda x: x[-1]
-    return last[-1], tree.map_structure(join, outputs), state
-
-
-def split_time(x, count):
-    """`(batch, count * steps, ...)` to `(count, batch, steps, ...)`."""
-    batch, steps, *rest = ops.shape(x)
-    x = ops.reshape(x, (batch, count, steps // count, *rest))
-    return ops.swapaxes(x, 0, 1)
-
-
-def join_time(x):
-    """`(count, batch, steps, ...)` to `(batch, count * steps, ...)`."""
-    count, batch, steps, *rest = ops.shape(x)
-    return ops.reshape(ops.swapaxes(x, 0, 1), (batch, count * steps, *rest))

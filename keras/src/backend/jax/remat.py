@@ -101,9 +101,82 @@ def records_gradient():
     return not trace_state_clean()
 
 
-def scan(f, init, xs):
-    """A loop with a region in its body; unrolled ones share no memory."""
-    return jax.lax.scan(f, init, xs)
+def scan_time(run, f, state, sequences, count, backwards, all_outputs):
+    """Runs a recurrence in `count` parts: one region, compiled once.
+
+    Python loops of regions share no memory; what a `lax.scan` stacks would be
+    copied twice, to put the batch first again. So parts are read from and
+    written to whole sequences.
+
+    Args:
+        run: Calls a function with a list of arguments, as a region.
+        f: Takes a part of the steps and a state, returns the last output,
+            the outputs and the state.
+        state: What the first part starts from.
+        sequences: Arrays of shape `(batch, steps, ...)`.
+        count: Divides the number of steps.
+        backwards: Whether the last part comes first.
+        all_outputs: Whether outputs have a step for each of those read; if
+            not, the last part's are returned.
+
+    Returns:
+        The last output, the outputs and the state.
+    """
+    steps = jax.tree.leaves(sequences)[0].shape[1]
+    size = steps // count
+
+    def read(x, i):
+        i = count - 1 - i if backwards else i
+        return jax.lax.dynamic_slice_in_dim(x, i * size, size, axis=1)
+
+    def write(all_steps, part, i):
+        return write_once(all_steps, part, i * size) if all_outputs else part
+
+    def at(i, state, sequences):
+        # The part is read in the region, or all parts would be kept.
+        return f(jax.tree.map(lambda x: read(x, i), sequences), state)
+
+    def body(carry, i):
+        state, _, outputs = carry
+        last, new, state = run(at, (i, state, sequences))
+        outputs = jax.tree.map(lambda x, y: write(x, y, i), outputs, new)
+        return (state, last, outputs), None
+
+    def empty(x):
+        shape = (x.shape[0], steps, *x.shape[2:]) if all_outputs else x.shape
+        return jax.numpy.zeros(shape, x.dtype)
+
+    last, outputs, _ = jax.eval_shape(at, 0, state, sequences)
+    last = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), last)
+    init = (state, last, jax.tree.map(empty, outputs))
+    carry, _ = jax.lax.scan(body, init, jax.numpy.arange(count))
+    state, last, outputs = carry
+    return last, outputs, state
+
+
+@jax.custom_jvp
+def write_once(x, part, at):
+    """Writes steps of `x` that are not written again.
+
+    What was there before counts for nothing, so its gradient need not be
+    cleared, which in a loop would copy all of it each time.
+    """
+    return jax.lax.dynamic_update_slice_in_dim(x, part, at, axis=1)
+
+
+@write_once.defjvp
+def write_tangent(values, tangents):
+    size = values[1].shape[1]
+
+    def write(at, given):
+        return write_once(*given, at)
+
+    def transpose(at, wanted):
+        return wanted, jax.lax.dynamic_slice_in_dim(wanted, at, size, axis=1)
+
+    linear = jax.custom_derivatives.linear_call
+    tangent = linear(write, transpose, values[2], tuple(tangents[:2]))
+    return write_once(*values), tangent
 
 
 def is_input(x):

@@ -1,0 +1,106 @@
+"""Recurrent layers whose steps run again in parts."""
+
+import numpy as np
+import pytest
+
+from keras.src import backend
+from keras.src import layers
+from keras.src import models
+from keras.src import ops
+from keras.src import testing
+from keras.src import utils
+from keras.src.backend.common import remat_test_utils
+
+
+def stack():
+    utils.set_random_seed(0)
+    inputs = layers.Input((12, 3))
+    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(inputs)
+    x = layers.GRU(4, return_sequences=True, go_backwards=True)(x)
+    outputs = layers.SimpleRNN(3)(x)
+    return models.Model(inputs, outputs)
+
+
+@pytest.mark.requires_trainable_backend
+class PartsOfTimeTest(testing.TestCase):
+    """Stacked, backwards, in both directions; last step and all steps."""
+
+    def compare(self, model, found, compiled):
+        x = np.random.default_rng(0).normal(size=(2, 12, 3))
+
+        def loss(x):
+            return ops.sum(model(x, training=True) ** 2)
+
+        args = ([x.astype("float32")], model.variables, compiled)
+        results = remat_test_utils.step(loss, *args)
+        found.append([results[0], *results[1], *results[2]])
+
+    def test_equal_to_plain(self):
+        modes = (True,) if backend.backend() == "jax" else (False, True)
+        for compiled in modes:
+            found = []
+            for setting in (None, True):
+                model = stack()
+                model.remat = setting
+                self.compare(model, found, compiled)
+            for plain, parts in zip(*found, strict=True):
+                self.assertAllClose(plain, parts, atol=1e-6)
+
+    @pytest.mark.skipif(
+        backend.backend() != "jax",
+        reason="Only JAX runs the parts in a loop with gradients of its own.",
+    )
+    def test_second_and_forward_derivatives(self):
+        import jax
+
+        x = np.random.default_rng(0).normal(size=(2, 12, 3)).astype("float32")
+        found = []
+        for setting in (None, True):
+            model = stack()
+            model.remat = setting
+            weights = [v.value for v in model.trainable_variables]
+            state = [v.value for v in model.non_trainable_variables]
+
+            def loss(weights, x, model=model, state=state):
+                y, _ = model.stateless_call(weights, state, x, training=True)
+                return (y**2).sum()
+
+            def penalty(weights, x, loss=loss):
+                return (jax.grad(loss, argnums=1)(weights, x) ** 2).sum()
+
+            of_x = lambda x, loss=loss: jax.grad(loss, 1)(weights, x)
+            found.append(
+                [
+                    *jax.jit(jax.grad(penalty))(weights, x),
+                    jax.jvp(of_x, (x,), (np.ones_like(x),))[1],
+                ]
+            )
+        for plain, parts in zip(*found, strict=True):
+            self.assertAllClose(plain, parts, atol=1e-6)
+
+    @pytest.mark.skipif(
+        backend.backend() != "jax",
+        reason="Reads XLA's memory analysis.",
+    )
+    def test_memory_does_not_grow_with_the_residuals_of_all_steps(self):
+        import jax
+
+        def peak(setting):
+            inputs = layers.Input((64, 8))
+            x = layers.LSTM(32, return_sequences=True)(inputs)
+            model = models.Model(inputs, layers.Dense(1)(x))
+            model.remat = setting
+            weights = [v.value for v in model.trainable_variables]
+            state = [v.value for v in model.non_trainable_variables]
+
+            def loss(weights, x):
+                y, _ = model.stateless_call(weights, state, x, training=True)
+                return (y**2).sum()
+
+            step = jax.jit(jax.grad(loss))
+            x = np.ones((16, 64, 8), "float32")
+            compiled = step.lower(weights, x).compile()
+            return compiled.memory_analysis().temp_size_in_bytes
+
+        # Some dozen values a step; of which its input and its result stay.
+        self.assertLess(peak(True), 0.35 * peak(None))
