@@ -6,6 +6,7 @@ rematerialized runs as one region, whose inputs are the tensors that it reads
 from outside and whose outputs are those that are needed after it.
 """
 
+import collections
 import functools
 import math
 
@@ -22,14 +23,56 @@ def graph_of(model):
     return getattr(model, "_functional", None)
 
 
-def cut_call(model, fn, policy):
-    """`fn`, the model's `call`, running the model's graph by regions."""
+BLOCKS = 3  # two may be the attentions of one decoder block
+
+
+def holds_blocks(op):
+    """Whether a layer is a row of blocks, such as an encoder, and no block.
+
+    As one region it would save nothing: its second run keeps all at once.
+
+    Args:
+        op: An operation, layer or model.
+
+    Returns:
+        A boolean: whether several of its child layers are of one class and
+        have child layers themselves.
+    """
+    if not hasattr(op, "_flatten_layers"):
+        return False
+    composite = collections.Counter(
+        type(child) for child in children_of(op) if children_of(child)
+    )
+    return max(composite.values(), default=0) >= BLOCKS
+
+
+def children_of(layer):
+    return list(layer._flatten_layers(include_self=False, recursive=False))
+
+
+def cut_call(model, fn, policy, explicit=False):
+    """`fn`, the model's `call`, running the model's graph by regions.
+
+    Args:
+        model: The model.
+        fn: Its `call`.
+        policy: The `RematPolicy` to follow.
+        explicit: Whether a model asks for that itself, and no scope.
+            Defaults to `False`.
+
+    Returns:
+        A function with the arguments of `fn`.
+    """
     graph = graph_of(model)
+    scope = RematScope(
+        "full", every=policy.every, levels=policy.levels, policy=policy
+    )
+    scope.explicit = explicit
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
         before = global_state.get_global_attribute("remat_graph")
-        global_state.set_global_attribute("remat_graph", (graph, policy))
+        global_state.set_global_attribute("remat_graph", (graph, scope))
         try:
             return fn(*args, **kwargs)
         finally:
@@ -57,14 +100,14 @@ def run(function, inputs, operation_fn):
     """
     from keras.src.remat import segments
 
-    _, policy = global_state.get_global_attribute("remat_graph")
+    _, scope = global_state.get_global_attribute("remat_graph")
     global_state.set_global_attribute("remat_graph", None)
     values = {id(x): y for x, y in zip(function.inputs, inputs)}
     depth = global_state.get_global_attribute("remat_depth") or 0
-    for segment in segments.segments_for(function, inputs, policy):
+    for segment in segments.segments_for(function, inputs, scope.policy):
         # Layers of a plain part make no regions by the model's setting.
-        with attribute("remat_depth", depth + policy.levels):
-            run_segment(segment, values, operation_fn, policy, depth)
+        with attribute("remat_depth", depth + scope.levels):
+            run_segment(segment, values, operation_fn, scope, depth)
     missing = [x for x in function.outputs if id(x) not in values]
     if missing:
         raise ValueError(
@@ -76,13 +119,13 @@ def run(function, inputs, operation_fn):
     )
 
 
-def run_segment(segment, values, operation_fn, policy, depth):
+def run_segment(segment, values, operation_fn, scope, depth):
     """Runs one segment and adds its results to `values`."""
     if segment.inherits:
-        scope = RematScope("full", levels=policy.levels, policy=policy)
         with (
             attribute("remat_inherited", scope),
             attribute("remat_depth", depth),
+            attribute("remat_units", [0]),
         ):
             return run_nodes(segment, values, operation_fn)
     if not segment.remat:
@@ -95,7 +138,7 @@ def run_segment(segment, values, operation_fn, policy, depth):
         inside = dict(zip(reads, given))
         if segment.inner:
             for inner in segment.inner:
-                run_segment(inner, inside, operation_fn, policy, depth + 1)
+                run_segment(inner, inside, operation_fn, scope, depth + 1)
         else:
             run_nodes(segment, inside, operation_fn)
         writes[:] = [key for key in segment.writes if key in inside]
@@ -104,7 +147,7 @@ def run_segment(segment, values, operation_fn, policy, depth):
     results = run_region(
         f,
         ([values[key] for key in reads],),
-        policy=policy if policy.keeps_something() else None,
+        policy=scope.policy if scope.policy.keeps_something() else None,
         name=segment.name,
     )
     values.update(zip(writes, results))

@@ -49,6 +49,8 @@ def wrap_call(op, fn, args, kwargs):
         return fn
     if setting.mode == "activations":
         return rematerialized_activation(op, fn)
+    if takes_all(setting) and graph.holds_blocks(op):
+        return inheriting(fn, setting)
     if not next_unit(setting):
         return fn
     if has_recurrent_parts(op):
@@ -73,7 +75,7 @@ def by_policy(op, fn, policy):
     if not is_model(op) and not has_recurrent_parts(op):
         return region(op, fn, policy)
     if graph.graph_of(op) is not None:
-        return graph.cut_call(op, fn, policy)
+        return graph.cut_call(op, fn, policy, explicit=True)
     scope = RematScope(
         "full",
         every=policy.every,
@@ -91,12 +93,16 @@ def model_in_scope(model, fn, scope):
         if depth() >= scope.levels:
             return fn
         return region(model, fn, scope.as_policy())
-    whole = scope.mode == "full" and scope.layer_types is None
-    if whole and graph.graph_of(model) is not None:
+    if takes_all(scope) and graph.graph_of(model) is not None:
         if depth() >= scope.levels:
             return fn
-        return graph.cut_call(model, fn, scope.as_policy())
+        return graph.cut_call(model, fn, scope.as_policy(), scope.explicit)
     return inheriting(fn, scope)
+
+
+def takes_all(scope):
+    """Whether a scope leaves the choice of units to us."""
+    return scope.mode == "full" and scope.layer_types is None
 
 
 def inheriting(fn, scope):

@@ -311,6 +311,8 @@ def is_nested(node):
     layer = getattr(node.operation, "forward_layer", node.operation)
     if recurrent.loops_over_time(layer):
         return True
+    if remat_graph.holds_blocks(node.operation):
+        return True
     inside = remat_graph.graph_of(node.operation)
     return inside is not None and len(ordered_nodes(inside)) > 1
 
