@@ -74,9 +74,12 @@ def cut_call(model, fn, policy, explicit=False):
         before = global_state.get_global_attribute("remat_graph")
         global_state.set_global_attribute("remat_graph", (graph, scope))
         try:
-            return fn(*args, **kwargs)
+            outputs = fn(*args, **kwargs)
         finally:
             global_state.set_global_attribute("remat_graph", before)
+        if not policy.is_shared:
+            policy.warn_unseen()
+        return outputs
 
     return call
 

@@ -96,7 +96,9 @@ def model_in_scope(model, fn, scope):
     if takes_all(scope) and graph.graph_of(model) is not None:
         if depth() >= scope.levels:
             return fn
-        return graph.cut_call(model, fn, scope.as_policy(), scope.explicit)
+        policy = scope.as_policy()
+        policy.is_shared = scope in scope_stack()
+        return graph.cut_call(model, fn, policy, scope.explicit)
     return inheriting(fn, scope)
 
 
@@ -116,7 +118,7 @@ def inheriting(fn, scope):
         if outer is not None:
             outer.matched |= scope.matched
         elif scope not in scope_stack():  # else there may be more to come
-            scope.warn_unmatched()
+            scope.warn()
         return outputs
 
     return call

@@ -86,7 +86,7 @@ def remat(f=None, *, policy=None):
     @functools.wraps(f, updated=())
     def rematerialized(*args, **kwargs):
         results = remat_region.run_region(f, args, kwargs, policy)
-        if policy is not None:
+        if policy is not None and not policy.is_shared:
             policy.warn_unseen()
         return results
 
@@ -97,6 +97,10 @@ def remat(f=None, *, policy=None):
 @keras_export("keras.ops.remat_name")
 def remat_name(x, name):
     """Names a value, so that a `keras.RematPolicy` can keep it.
+
+    Layers name their dear values by themselves: `"dense/linear"`,
+    `"einsum_dense/linear"`, `"conv/linear"` (before bias and activation),
+    `"attention/scores"` and `"attention/context"`.
 
     Args:
         x: A tensor. A symbolic one is returned as it is.
@@ -126,12 +130,10 @@ def remat_name(x, name):
             "`name` must be a string that is no word of `RematPolicy` "
             f"({', '.join(map(repr, KEEP_WORDS))}). Received: name={name!r}"
         )
-    if any_symbolic_tensors((x,)) or in_symbolic_scope():
-        return x
     policy = remat_region.open_policy()
-    if policy is None:
+    if policy is None or any_symbolic_tensors((x,)) or in_symbolic_scope():
         return x
-    policy.seen.add(name)
+    policy.seen.names.add(name)
     return remat_region.engine().name_value(x, name)
 
 

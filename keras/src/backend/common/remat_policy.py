@@ -21,7 +21,8 @@ class RematPolicy:
               and fused attention, so that none of them runs twice.
             - `"matmuls_no_batch"`: the same without products that have a
               batch dimension on both sides (attention scores).
-            - A name or list of names given by `keras.ops.remat_name`.
+            - A list of names given by `keras.ops.remat_name`, such as
+              `["dense/linear"]`, which layers give themselves.
             - A function of `(op_name, value_name, shape, dtype)` that returns
               a bool. `value_name` is `None` for an untagged value.
             Defaults to `"nothing"`.
@@ -61,7 +62,9 @@ class RematPolicy:
         self.memory_budget = check_budget(memory_budget)
         self.every = check_count("every", every)
         self.levels = check_count("levels", levels)
-        self.seen = set()
+        self.seen = Seen()
+        # Whether it is one of a scope's, whose other regions may know a name.
+        self.is_shared = False
 
     def __or__(self, other):
         """A policy that keeps what either of the two keeps."""
@@ -133,19 +136,22 @@ class RematPolicy:
         return self.offload
 
     def warn_unseen(self):
-        """Says once which names no value had, after a region ran."""
+        """Says once which names no value had, after regions ran."""
+        if not self.seen.ran:
+            return
         names = [p for p in self.parts() if isinstance(p, str)]
         names = [n for n in names if n not in KEEP_WORDS]
         names += self.offload if isinstance(self.offload, list) else []
-        missing = sorted(set(names) - self.seen)
+        missing = sorted(set(names) - self.seen.names)
         if missing:
             warnings.warn(
                 "No value had some of the names that a `RematPolicy` keeps, "
                 "so they had no effect. Give names by "
-                f"`keras.ops.remat_name(x, name)`. Not found: {missing}",
+                "`keras.ops.remat_name(x, name)`, whose docstring lists those "
+                f"that layers give. Not found: {missing}",
                 stacklevel=2,
             )
-        self.seen.update(names)
+        self.seen.names.update(names)
 
     def get_config(self):
         from keras.src.saving import serialization_lib
@@ -196,6 +202,14 @@ class RematPolicy:
         shown = {k: v for k, v in shown.items() if v != DEFAULTS[k]}
         words = ", ".join(f"{k}={v!r}" for k, v in shown.items())
         return f"RematPolicy({words})"
+
+
+class Seen:
+    """What the regions of a policy met; copies of a policy share it."""
+
+    def __init__(self):
+        self.names = set()
+        self.ran = False
 
 
 DEFAULTS = {

@@ -73,6 +73,8 @@ def run_region(f, args=(), kwargs=None, policy=None, name=None):
         return f(*args, **kwargs)
     run = Run(f, args, kwargs, name)
     run.policy = policy
+    if policy is not None:
+        policy.seen.ran = True
     results = engine().checkpoint(run, run.inputs, policy)
     return run.finish(results)
 

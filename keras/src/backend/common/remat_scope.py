@@ -113,19 +113,21 @@ class RematScope:
         stack = scope_stack()
         if stack and stack[-1] is self:  # `clear_session` may have emptied it
             stack.pop()
-        if error is None and self.asked and self not in stack:
-            self.warn_unmatched()
+        if error is None and self not in stack:
+            self.warn()
 
     def as_policy(self):
         """The scope's cut of a model, as a policy."""
         policy = self.policy or RematPolicy()
-        return RematPolicy(
+        made = RematPolicy(
             keep=policy.keep,
             offload=policy.offload,
             memory_budget=self.memory_budget or policy.memory_budget,
             every=max(self.every, policy.every),
             levels=max(self.levels, policy.levels),
         )
+        made.seen, made.is_shared = policy.seen, True
+        return made
 
     def note(self, op):
         """Marks what names or types match an operation created in the scope."""
@@ -156,6 +158,13 @@ class RematScope:
                 self.matched.add(cls)
                 return True
         return False
+
+    def warn(self):
+        """Says once what had no effect, after all layers ran."""
+        if self.policy is not None:
+            self.policy.warn_unseen()
+        if self.asked:
+            self.warn_unmatched()
 
     def warn_unmatched(self):
         """Says once what matched no layer, after all of them ran."""

@@ -86,6 +86,81 @@ def wait_for_callbacks():
         jax.effects_barrier()
 
 
+def products(f, inputs, variables):
+    """How many matrix products, convolutions and attentions a step runs."""
+    inputs = [ops.convert_to_tensor(x) for x in inputs]
+    count = globals()[f"products_{backend.backend()}"]
+    return count(f, inputs, list(variables))
+
+
+def products_jax(f, inputs, variables):
+    import jax
+
+    trained = [v for v in variables if v.trainable]
+
+    def loss(inputs, weights):
+        with StatelessScope(zip(trained, weights)):
+            return f(*inputs)
+
+    def count(jaxpr):
+        found = 0
+        for eqn in jaxpr.eqns:
+            name = eqn.primitive.name
+            found += name in ("dot_general", "conv_general_dilated")
+            for inner in jax.core.jaxprs_in_params(eqn.params):
+                found += count(inner)
+        return found
+
+    gradient = jax.grad(loss, argnums=(0, 1))
+    return count(
+        jax.make_jaxpr(gradient)(inputs, [v.value for v in trained]).jaxpr
+    )
+
+
+def products_tensorflow(f, inputs, variables):
+    import tensorflow as tf
+
+    from keras.src.backend.tensorflow import remat_keep
+
+    @tf.function(autograph=False)
+    def run(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = f(*inputs)
+        weights = [v.value for v in variables if v.trainable]
+        return loss, tape.gradient(loss, inputs + weights)
+
+    graph = run.get_concrete_function(inputs).graph
+    # What nothing needs is pruned before the graph runs.
+    waiting = [x.op for x in graph.outputs]
+    seen = set()
+    while waiting:
+        op = waiting.pop()
+        if op not in seen:
+            seen.add(op)
+            waiting += [x.op for x in op.inputs] + op.control_inputs
+    kinds = remat_keep.PRODUCTS.keys() | remat_keep.CONVOLUTIONS
+    return sum(op.type in kinds for op in seen)
+
+
+def products_torch(f, inputs, variables):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from keras.src.backend.torch import remat_keep
+
+    class Counter(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            kind, _ = remat_keep.kind_of(func)
+            self.count += kind in ("matmul", "conv", "attention")
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        step_torch(f, inputs, variables, False)
+    return counter.count
+
+
 def step(f, inputs=(), variables=(), compiled=False):
     """One loss with its gradients, on any backend; variables are updated.
 

@@ -66,14 +66,19 @@ class Keeper(TorchDispatchMode):
             whole = isinstance(out, torch.Tensor)
             map_tensors(lambda x: self.note(x, number, whole), out)
             op, has_batch = kind_of(func)
+            if op == "attention":  # kept by name with what its gradient needs
+                self.note(out[0], number, True, out[1:])
             if self.policy.keeps(op, has_batch, None, lambda: spec_of(out)):
                 self.keep(number, out, None)
         return out
 
-    def note(self, x, number, whole):
+    def note(self, x, number, whole, rest=()):
         """Remembers which operation made the memory of `x`."""
-        if x.layout == torch.strided:
-            self.made[address(x)] = Made(x, number, whole)
+        if x.layout != torch.strided:
+            return
+        made = self.made.get(address(x))
+        if made is None or not made.fills(x) or made.number == number:
+            self.made[address(x)] = Made(x, number, whole, rest)
 
     def before_change(self, x):
         made = self.made.get(address(x))
@@ -113,23 +118,25 @@ class Keeper(TorchDispatchMode):
 class Made:
     """What is known of a piece of memory: the operation that filled it."""
 
-    def __init__(self, x, number, is_whole):
+    def __init__(self, x, number, is_whole, rest):
         self.number = number
+        self.rest = rest
         # Whether it still holds all that the operation gave.
         self.is_intact = is_whole
         self.memory = StorageWeakRef(x.untyped_storage())
         self.layout = (x.shape, x.stride(), x.storage_offset())
         self.dtype = x.dtype
 
+    def fills(self, x):
+        """Whether `x` is a view of it; not all views are declared as such."""
+        return self.memory.cdata == x.untyped_storage()._cdata
+
     def describes(self, x):
-        return (
-            self.is_intact
-            and x.dtype == self.dtype
-            and self.memory.cdata == x.untyped_storage()._cdata
-        )
+        return self.is_intact and x.dtype == self.dtype and self.fills(x)
 
     def whole(self, x):
-        return x.detach().as_strided(*self.layout)
+        first = x.detach().as_strided(*self.layout)
+        return (first, *self.rest) if self.rest else first
 
 
 class Giver(TorchDispatchMode):
