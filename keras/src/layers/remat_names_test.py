@@ -1,21 +1,44 @@
 """Tests of the names that layers give to what is dear in them."""
 
+import contextlib
+import warnings
+
 import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from keras.src import backend
 from keras.src import layers
+from keras.src import models
 from keras.src import ops
 from keras.src import testing
 from keras.src import utils
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import products
 from keras.src.backend.common.remat_test_utils import step
 
 ROWS = np.linspace(-1, 1, 48).reshape((2, 4, 6)).astype("float32")
 IMAGES = np.linspace(-1, 1, 300).reshape((2, 5, 5, 6)).astype("float32")
 DROP = {"dropout": 0.5, "seed": 3}  # attention is not fused then
+
+
+class Subclassed(models.Model):
+    """Its parts are regions of their own; not all have all names."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [layers.Conv1D(4, 2), layers.Dense(3)]
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def sequential():
+    return models.Sequential(Subclassed().parts)
 
 
 def heads(**kwargs):
@@ -34,6 +57,15 @@ def call(layer, x):
     ):
         return layer(x, x, training=True)
     return layer(x)
+
+
+def no_gradient():
+    """torch records always, the others only when asked to."""
+    if backend.backend() == "torch":
+        import torch
+
+        return torch.no_grad()
+    return contextlib.nullcontext()
 
 
 # A name, and a layer in which it spares one product (projections: four).
@@ -92,7 +124,7 @@ class NamesTest(testing.TestCase):
         self.assertEqual(spared, 4 if case == "projections" else 1)
         self.assertEqual(count(["another"]), count("nothing"))
 
-    @parameterized.named_parameters(*((case, case) for case in CASES))
+    @parameterized.parameters("dense", "conv2d", "projections", "scores")
     def test_numbers_stay_equal(self, case):
         results = []
         for rematerialize in (False, True):
@@ -106,3 +138,51 @@ class NamesTest(testing.TestCase):
                 self.assertIsNone(found)
             else:
                 self.assertAllClose(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.requires_trainable_backend
+class UnseenTest(testing.TestCase):
+    """Names that no value has are warned of, for a model as a whole."""
+
+    def warned(self, f):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            f()
+        texts = [str(w.message) for w in caught]
+        return [t for t in texts if "`RematPolicy` keeps" in t]
+
+    def train(self, model, steps=2):
+        for _ in range(steps):
+            f = lambda x: ops.sum(model(x))
+            step(f, [ROWS], model.variables, compiled=True)
+
+    def train_in_scope(self, model, policy):
+        with RematScope(policy=policy):
+            self.train(model)
+
+    @parameterized.named_parameters(
+        ("graph", sequential), ("subclassed", Subclassed)
+    )
+    def test_of_a_model(self, make):
+        for names, found in (
+            (["dense/linear", "conv/linear"], 0),
+            (["dense/linear", "absent"], 1),
+        ):
+            model = make()
+            model(ROWS)
+            model.remat = RematPolicy(keep=names)
+            self.assertLen(self.warned(lambda: self.train(model)), found)
+            policy = RematPolicy(keep=names)
+            model = make()
+            model(ROWS)
+            texts = self.warned(lambda: self.train_in_scope(model, policy))
+            self.assertLen(texts, found)
+
+    def test_only_when_a_gradient_was_taken(self):
+        dense = layers.Dense(3)
+        dense.build((None, 4, 6))
+        f = remat(dense, policy=RematPolicy(keep=["absent"]))
+        with no_gradient():
+            self.assertEqual(self.warned(lambda: f(ROWS)), [])
+        (text,) = self.warned(lambda: self.train(f))
+        self.assertIn("['absent']", text)
