@@ -66,7 +66,6 @@ def run_in_parts(layer, policy, sequences, initial_state, mask, training):
     # A step keeps several times its state, so more and shorter parts pay.
     even = nearest_divisor(steps, 2 * count)
     if scan is not None and even > 1:
-
         return scan(
             run,
             lambda part, state: layer.inner_loop(part, state, None, training),
