@@ -41,6 +41,12 @@ def sequential():
     return models.Sequential(Subclassed().parts)
 
 
+def nested():
+    model = Subclassed()
+    model.parts = [models.Sequential([part]) for part in model.parts]
+    return model
+
+
 def heads(**kwargs):
     return layers.MultiHeadAttention(2, 4, **kwargs)
 
@@ -161,7 +167,9 @@ class UnseenTest(testing.TestCase):
             self.train(model)
 
     @parameterized.named_parameters(
-        ("graph", sequential), ("subclassed", Subclassed)
+        ("graph", sequential),
+        ("subclassed", Subclassed),
+        ("nested", nested),
     )
     def test_of_a_model(self, make):
         for names, found in (

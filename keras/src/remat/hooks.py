@@ -97,7 +97,8 @@ def model_in_scope(model, fn, scope):
         if depth() >= scope.levels:
             return fn
         policy = scope.as_policy()
-        policy.is_shared = scope in scope_stack()
+        inherited = global_state.get_global_attribute("remat_inherited")
+        policy.is_shared = inherited is not None or scope in scope_stack()
         return graph.cut_call(model, fn, policy, scope.explicit)
     return inheriting(fn, scope)
 
