@@ -8,6 +8,7 @@ from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
 from keras.src.remat import recurrent
 from keras.src.remat.planned import Segment
+from keras.src.remat.profile_trace import engine
 from keras.src.utils import io_utils
 
 
@@ -76,8 +77,10 @@ class RematPlan:
             except planner.BudgetError as e:
                 raise self.too_small(e) from None
         # Without a budget, all nodes run again but for a short end: its
-        # backward pass starts at once, so that would save nothing.
-        plain_end = 0 if self.nested else chain.n // 8
+        # backward pass starts at once, so that would save nothing, where the
+        # engine frees memory in order in plain parts too.
+        ordered = engine().ORDERS_PLAIN_PARTS and not self.nested
+        plain_end = chain.n // 8 if ordered else 0
         return [
             s
             if s.remat or (s.stop == chain.n and s.stop - s.start <= plain_end)

@@ -1,3 +1,5 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 from absl.testing import parameterized
@@ -151,3 +153,21 @@ class RematPlanTest(testing.TestCase):
             )
         cuts = vars(model)["_remat_cuts"].values()
         self.assertTrue(any(s.remat for cut in cuts for s in cut))
+
+
+class BatchOfFitTest(testing.TestCase):
+    @pytest.mark.requires_trainable_backend
+    def test_a_plan_made_by_fit_is_for_its_batch(self):
+        inputs = layers.Input((8,))
+        x = inputs
+        for _ in range(6):
+            x = layers.Dense(32, activation="relu")(x)
+        model = models.Model(inputs, layers.Dense(1)(x))
+        model.compile("sgd", "mse")
+        model.remat = RematPolicy(memory_budget=0.98)
+        x, y = np.ones((250, 8)), np.ones((250, 1))
+        with mock.patch.object(remat_plan, "log") as log:
+            model.fit(x, y, batch_size=100, epochs=1, verbose=0)
+        batches = [c.args[0].specs[0].shape[0] for c in log.call_args_list]
+        self.assertEqual(batches[0], 100)
+        self.assertNotIn(remat_plan.UNKNOWN, batches)

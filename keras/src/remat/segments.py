@@ -40,7 +40,8 @@ def segments_for(function, inputs, policy):
     """The segments of a graph for these inputs, from the cache if possible."""
     nested = global_state.get_global_attribute("remat_inherited") is not None
     shapes = tuple(shape_of(x) for x in inputs)
-    key = (shapes, policy.key(), settings(function), nested)
+    known = batch_size() if (None,) in [s and s[:1] for s in shapes] else None
+    key = (shapes, known, policy.key(), settings(function), nested)
     cuts = vars(function).setdefault(CUTS, {})
     if key not in cuts:
         if len(cuts) > 16:  # shapes that never repeat must not pile up
@@ -76,8 +77,25 @@ def spec_of(x):
     if x is None:
         return None
     shape = shape_of(x)
+    if shape[:1] == (None,):
+        shape = (batch_size(), *shape[1:])
     known = tuple(remat_plan.UNKNOWN if d is None else d for d in shape)
     return KerasTensor(known, backend.standardize_dtype(x.dtype))
+
+
+BATCH_SIZE = "remat_batch_size"
+
+
+def note_batch_size(size):
+    """Remembers what an unknown first dimension is: that of the data.
+
+    TensorFlow traces `fit` without it, as the last batch may be smaller.
+    """
+    global_state.set_global_attribute(BATCH_SIZE, size)
+
+
+def batch_size():
+    return global_state.get_global_attribute(BATCH_SIZE) or remat_plan.UNKNOWN
 
 
 def settings(function):

@@ -17,6 +17,7 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 # A compiled step whose weights are donated writes each new weight over the old
 # one as soon as its gradient is there, so gradients do not pile up.
 UPDATES_AT_ONCE = True
+ORDERS_PLAIN_PARTS = True
 MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 SAME_BUFFER = frozenset(
     "copy copy_p expand_dims name optimization_barrier reduce_precision "

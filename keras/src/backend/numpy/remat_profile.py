@@ -11,6 +11,7 @@ from keras.src.backend import KerasTensor
 from keras.src.utils.dtype_utils import dtype_size
 
 UPDATES_AT_ONCE = False
+ORDERS_PLAIN_PARTS = True
 
 
 def trace(call, inputs, variables):

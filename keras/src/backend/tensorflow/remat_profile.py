@@ -7,6 +7,7 @@ lists of tensors, one per iteration.
 """
 
 import math
+import os
 import re
 
 import tensorflow as tf
@@ -14,8 +15,11 @@ import tensorflow as tf
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 
-# The optimizer runs when all gradients are there.
-UPDATES_AT_ONCE = False
+# In a graph a weight is updated as soon as its gradient is there, so gradients
+# do not pile up.
+UPDATES_AT_ONCE = True
+# The executor starts any operation whose inputs are there.
+ORDERS_PLAIN_PARTS = False
 SAME_BUFFER = frozenset(
     "CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient "
     "Reshape Squeeze StopGradient TensorListFromTensor".split()
@@ -50,7 +54,8 @@ def trace(call, inputs, variables):
         `internal`: bytes of all else that it reads but for variables.
         `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
         of matrix products and convolutions. `scratch`: bytes that are there
-        only while the forward or the backward pass runs.
+        only while the forward or the backward pass runs, gradients among
+        them.
     """
     graph = tf.__internal__.FuncGraph("remat_profile")
     with tf.init_scope(), graph.as_default():
@@ -71,7 +76,7 @@ def trace(call, inputs, variables):
         found = describe(kept, given, outputs) | arithmetic(forward)
         found["scratch"] = max(
             peak(forward, [*outputs, *kept.values()]) - own_residuals(found),
-            peak(backward, grads[0] + grads[1]) - sum(map(size, grads[1])),
+            peak(backward, grads[0] + grads[1]),
         )
         return found
 
@@ -118,6 +123,8 @@ def peak(ops, ends):
         if op.type in LOOPS:
             body = body_of(op)
             inside = peak(body.get_operations(), body.outputs)
+        elif op.type in WORKSPACES:
+            inside = workspace(op)
         live += sum(made.values()) if op.type != "Const" else 0
         most = max(most, live + inside)
         for name, count in made.items():
@@ -125,6 +132,29 @@ def peak(ops, ends):
                 dying.setdefault(last.get(name, i), []).append(count)
         live -= sum(dying.pop(i, ()))
     return most
+
+
+WORKSPACES = ("Conv2DBackpropFilter", "Conv2DBackpropInput")
+WORKING_SET = (30 << 20) // 4  # Elements; a constant of TensorFlow's kernels.
+
+
+def workspace(op):
+    """Bytes of patches that TensorFlow's own CPU kernels lay out for a product.
+
+    The gradient of a kernel takes as many images at once as a fixed working
+    set holds, that of an image one. Other devices and oneDNN are not known.
+    """
+    plain = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
+    if not plain or tf.config.list_physical_devices("GPU"):
+        return 0
+    filters = op.type == "Conv2DBackpropFilter"
+    kernel = op.outputs[0] if filters else op.inputs[1]
+    _, *pixels, channels = op.inputs[2].shape
+    taps = elements(kernel) // channels
+    patches = math.prod(pixels) * taps
+    unit = patches + math.prod(pixels) * channels + elements(kernel)
+    images = -(-WORKING_SET // unit) if filters else 1
+    return images * patches * op.inputs[2].dtype.size
 
 
 def read_by(backward, forward):

@@ -21,6 +21,7 @@ from keras.src.backend.torch.core import to_torch_dtype
 
 # The optimizer runs when all gradients are there.
 UPDATES_AT_ONCE = False
+ORDERS_PLAIN_PARTS = True
 aten = torch.ops.aten
 SEED_TYPES = (torch.uint8, torch.int32, torch.int64, torch.uint32)
 READ_NUMBER = aten._local_scalar_dense.default
