@@ -16,6 +16,7 @@ from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.remat import profile
 
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
 MANY = np.tile(X, (64, 1))
@@ -201,6 +202,21 @@ class EqualNumbersTest(testing.TestCase):
 
 
 @pytest.mark.requires_trainable_backend
+class PlanningTest(testing.TestCase):
+    @parameterized.named_parameters(
+        ("functional", functional), ("sequential", sequential)
+    )
+    def test_inference_stays_inference(self, make):
+        """A plan is about training; the call that makes it may not be."""
+        profile.CACHE.clear()
+        norm = layers.BatchNormalization()
+        model = make([norm, layers.Dropout(0.5), dense()])
+        plain = ops.convert_to_numpy(model(X))
+        model.remat = True
+        self.assertAllClose(model(X), plain)
+        self.assertAllClose(norm.moving_mean, np.zeros(6))
+
+
 class RealRunsTest(testing.TestCase):
     def count(self, model, scope=None, x=X):
         def loss(x):

@@ -1,6 +1,7 @@
 """What a remat setting does to the call of an operation, layer or model."""
 
 import contextlib
+import copy
 import functools
 
 from keras.src import tree
@@ -240,7 +241,9 @@ def output_size(op, args, kwargs):
     )
     sizes = vars(op).setdefault(SIZES, {})
     if key not in sizes:
-        outputs = op.compute_output_spec(*specs[0], **specs[1])
+        context = global_state.get_global_attribute("current_call_ctx")
+        with attributes(current_call_ctx=copy.copy(context)):
+            outputs = op.compute_output_spec(*specs[0], **specs[1])
         sizes[key] = sum(
             graph.elements(x)
             for x in tree.flatten(outputs)

@@ -9,7 +9,9 @@ from keras.src import tree
 from keras.src.backend import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_region import NoContext
 from keras.src.backend.common.symbolic_scope import SymbolicScope
+from keras.src.remat.graph import attribute
 
 NodeCost = collections.namedtuple(
     "NodeCost",
@@ -95,6 +97,12 @@ def traced(operation, fill_in, specs, context):
     Returns:
         Tuple of a `NodeCost` and the list of `Spec` of the outputs.
     """
+    # A layer tells those after it what `training` is: not in the real call.
+    with attribute("current_call_ctx", NoContext()):
+        return traced_apart(operation, fill_in, specs, context)
+
+
+def traced_apart(operation, fill_in, specs, context):
     variables = list(getattr(operation, "variables", ()))
     call = Call(operation, fill_in, specs, context)
     inputs = [tuple(s[:3]) for s in specs]
