@@ -1,4 +1,6 @@
-"""Tests of the table of seams in docs/upstream.md."""
+"""Tests of the pages in docs/ that must follow the patches."""
+
+import re
 
 import fork
 import patchset
@@ -48,3 +50,13 @@ def test_our_page_lists_each_seam():
             assert f"| `{path}` | " in text
     for name in patchset.replaced(fork.ROOT):
         assert f"`{name.removeprefix('keras/src/')}`" in text
+
+
+def test_the_page_of_policies_lists_the_names_that_layers_give():
+    patches = patchset.read(fork.ROOT)
+    code = b"".join(x.data for name, x in patches.items() if "patch" in name)
+    given = set(re.findall(r'remat_name\(\w+, "(.+)"\)', code.decode()))
+    text = (fork.ROOT / "docs/policies.md").read_text()
+    assert set(re.findall(r'^\| `"(\w+/\w+)"` \|', text, re.M)) == given
+    op = patches["keras/src/backend/common/remat_op.py"].data.decode()
+    assert all(f'`"{name}"`' in op for name in given)
