@@ -14,6 +14,7 @@ from keras.src import tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.remat_region import run_region
 from keras.src.backend.common.remat_scope import RematScope
+from keras.src.remat import nodes
 
 
 def graph_of(model):
@@ -74,18 +75,19 @@ def cut_call(model, fn, policy, explicit=False):
         before = global_state.get_global_attribute("remat_graph")
         global_state.set_global_attribute("remat_graph", (graph, scope))
         try:
-            outputs = fn(*args, **kwargs)
+            return fn(*args, **kwargs)
         finally:
             global_state.set_global_attribute("remat_graph", before)
-        if not policy.is_shared:
-            policy.warn_unseen()
-        return outputs
 
     return call
 
 
 def applies(function):
-    """Whether this run of the graph was asked to be by regions."""
+    """Whether this run of the graph is by regions."""
+    return is_asked(function) or nodes.has_marks(function)
+
+
+def is_asked(function):
     asked = global_state.get_global_attribute("remat_graph")
     return asked is not None and asked[0] is function
 
@@ -103,14 +105,22 @@ def run(function, inputs, operation_fn):
     """
     from keras.src.remat import segments
 
+    values = {id(x): y for x, y in zip(function.inputs, inputs)}
+    if not is_asked(function):
+        nodes.run_marked_graph(function, values, operation_fn)
+        return outputs_of(function, values)
+
     _, scope = global_state.get_global_attribute("remat_graph")
     global_state.set_global_attribute("remat_graph", None)
-    values = {id(x): y for x, y in zip(function.inputs, inputs)}
     depth = global_state.get_global_attribute("remat_depth") or 0
     for segment in segments.segments_for(function, inputs, scope.policy):
         # Layers of a plain part make no regions by the model's setting.
         with attribute("remat_depth", depth + scope.levels):
             run_segment(segment, values, operation_fn, scope, depth)
+    return outputs_of(function, values)
+
+
+def outputs_of(function, values):
     missing = [x for x in function.outputs if id(x) not in values]
     if missing:
         raise ValueError(
@@ -130,9 +140,9 @@ def run_segment(segment, values, operation_fn, scope, depth):
             attribute("remat_depth", depth),
             attribute("remat_units", [0]),
         ):
-            return run_nodes(segment, values, operation_fn)
+            return nodes.run_nodes(segment, values, operation_fn)
     if not segment.remat:
-        return run_nodes(segment, values, operation_fn)
+        return nodes.run_nodes(segment, values, operation_fn)
 
     reads = [key for key in segment.reads if key in values]
     writes = []
@@ -143,7 +153,7 @@ def run_segment(segment, values, operation_fn, scope, depth):
             for inner in segment.inner:
                 run_segment(inner, inside, operation_fn, scope, depth + 1)
         else:
-            run_nodes(segment, inside, operation_fn)
+            nodes.run_nodes(segment, inside, operation_fn)
         writes[:] = [key for key in segment.writes if key in inside]
         return [inside[key] for key in writes]
 
@@ -154,28 +164,7 @@ def run_segment(segment, values, operation_fn, scope, depth):
         name=segment.name,
     )
     values.update(zip(writes, results))
-    drop(values, set().union(*segment.drops))
-
-
-def run_nodes(segment, values, operation_fn):
-    for node, dropped in zip(segment.nodes, segment.drops):
-        run_node(node, values, operation_fn)
-        drop(values, dropped)
-
-
-def run_node(node, values, operation_fn):
-    if any(id(x) not in values for x in node.input_tensors):
-        return  # not computable from the inputs that are given
-    args, kwargs = node.arguments.fill_in(values)
-    outputs = operation_fn(node.operation)(*args, **kwargs)
-    for x, y in zip(node.outputs, tree.flatten(outputs)):
-        values[id(x)] = y
-
-
-def drop(values, keys):
-    """Lets go of tensors that nothing reads any more."""
-    for key in keys:
-        values.pop(key, None)
+    nodes.drop(values, set().union(*segment.drops))
 
 
 class attribute:

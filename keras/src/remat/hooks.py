@@ -9,8 +9,9 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common import remat
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+from keras.src.backend.common.remat_later import warn_later
+from keras.src.backend.common.remat_op import without_scopes
 from keras.src.backend.common.remat_scope import RematScope
-from keras.src.backend.common.remat_scope import scope_stack
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
@@ -40,13 +41,11 @@ def wrap_call(op, fn, args, kwargs):
         return inheriting(fn, setting)
     if is_model(op):
         return model_in_scope(op, fn, setting)
+    warn_later(setting.warn_unmatched)
     if depth() >= setting.levels:
+        setting.note(op)
         return fn
-    is_chosen = chosen(setting, op, args, kwargs)
-    inherited = global_state.get_global_attribute("remat_inherited")
-    if inherited is not None:  # a copy of this scope, if it was loaded
-        inherited.matched |= setting.matched
-    if not is_chosen:
+    if not chosen(setting, op, args, kwargs):
         return fn
     if setting.mode == "activations":
         return rematerialized_activation(op, fn)
@@ -97,10 +96,7 @@ def model_in_scope(model, fn, scope):
     if takes_all(scope) and graph.graph_of(model) is not None:
         if depth() >= scope.levels:
             return fn
-        policy = scope.as_policy()
-        inherited = global_state.get_global_attribute("remat_inherited")
-        policy.is_shared = inherited is not None or scope in scope_stack()
-        return graph.cut_call(model, fn, policy, scope.explicit)
+        return graph.cut_call(model, fn, scope.as_policy(), scope.explicit)
     return inheriting(fn, scope)
 
 
@@ -114,13 +110,9 @@ def inheriting(fn, scope):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        outer = global_state.get_global_attribute("remat_inherited")
         with attributes(remat_inherited=scope, remat_units=[0]):
             outputs = fn(*args, **kwargs)
-        if outer is not None:
-            outer.matched |= scope.matched
-        elif scope not in scope_stack():  # else there may be more to come
-            scope.warn()
+        warn_later(scope.warn_unmatched)
         return outputs
 
     return call
@@ -135,23 +127,10 @@ def has_recurrent_parts(op):
 def region(op, fn, policy):
     """`fn` as a region, in which no scope makes another one."""
     if recurrent.loops_over_time(op):
-        return deeper(recurrent.call_in_parts(op, fn, policy))
-    make = remat.remat
+        return without_scopes(recurrent.call_in_parts(op, fn, policy))
     if policy.keeps_something():
-        make = functools.partial(remat.remat, policy=policy)
-
-    return deeper(make(fn), fn)
-
-
-def deeper(fn, original=None):
-    """`fn` with scopes off in it, but for those of more levels."""
-
-    @functools.wraps(original or fn)
-    def call(*args, **kwargs):
-        with attributes(remat_depth=depth() + 1):
-            return fn(*args, **kwargs)
-
-    return call
+        return remat.remat(fn, policy=policy)
+    return remat.remat(fn)
 
 
 def rematerialized_activation(layer, fn):

@@ -1,5 +1,6 @@
 """Upstream's import path of rematerialization, and what its hooks call."""
 
+from keras.src.backend.common.remat_later import ended as ended
 from keras.src.backend.common.remat_op import remat as remat
 from keras.src.backend.common.remat_scope import (
     EffectiveSetting as EffectiveSetting,

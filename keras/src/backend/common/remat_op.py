@@ -3,8 +3,12 @@
 import functools
 
 from keras.src.api_export import keras_export
+from keras.src.backend.common import global_state
+from keras.src.backend.common import remat_marks
 from keras.src.backend.common import remat_region
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_policy import KEEP_WORDS
 from keras.src.backend.common.remat_policy import get_policy
 from keras.src.backend.common.remat_setting import RematLayer
@@ -83,15 +87,33 @@ def remat(f=None, *, policy=None):
         f.remat = True if policy is None else policy
         return f
 
+    inner = without_scopes(f)
+
     @functools.wraps(f, updated=())
     def rematerialized(*args, **kwargs):
-        results = remat_region.run_region(f, args, kwargs, policy)
-        if policy is not None and not policy.is_shared:
-            policy.warn_unseen()
-        return results
+        name = remat_region.name_of(f)
+        if any_symbolic_tensors(args, kwargs):
+            with remat_marks.recording(name, policy):
+                return f(*args, **kwargs)
+        return remat_region.run_region(inner, args, kwargs, policy, name)
 
     rematerialized._remat = (f, policy)
     return rematerialized
+
+
+def without_scopes(f):
+    """`f`, in which no scope that is open outside makes another region."""
+
+    @functools.wraps(f, updated=())
+    def call(*args, **kwargs):
+        depth = global_state.get_global_attribute("remat_depth")
+        global_state.set_global_attribute("remat_depth", (depth or 0) + 1)
+        try:
+            return f(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute("remat_depth", depth)
+
+    return call
 
 
 @keras_export("keras.ops.remat_name")
@@ -103,7 +125,7 @@ def remat_name(x, name):
     `"attention/scores"` and `"attention/context"`.
 
     Args:
-        x: A tensor. A symbolic one is returned as it is.
+        x: A tensor. For a symbolic one the name becomes part of the graph.
         name: String.
 
     Returns:
@@ -130,11 +152,23 @@ def remat_name(x, name):
             "`name` must be a string that is no word of `RematPolicy` "
             f"({', '.join(map(repr, KEEP_WORDS))}). Received: name={name!r}"
         )
-    policy = remat_region.open_policy()
-    if policy is None or any_symbolic_tensors((x,)) or in_symbolic_scope():
+    if any_symbolic_tensors((x,)):
+        from keras.src.remat.name_op import RematName
+
+        return with_mask_of(x, RematName(name).symbolic_call(x))
+    policies = remat_region.open_policies()
+    if not policies or in_symbolic_scope():
         return x
-    policy.seen.names.add(name)
-    return remat_region.engine().name_value(x, name)
+    for policy in policies:
+        policy.seen.add(name)
+    return with_mask_of(x, remat_region.engine().name_value(x, name))
+
+
+def with_mask_of(x, y):
+    mask = get_keras_mask(x)
+    if y is not x and mask is not None:
+        set_keras_mask(y, mask)
+    return y
 
 
 def vectorized_map(engine_map, function, elements):

@@ -10,6 +10,8 @@ from keras.src import layers
 from keras.src import models
 from keras.src import ops
 from keras.src import testing
+from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import KEEP_WORDS
@@ -134,8 +136,38 @@ class RematNameTest(testing.TestCase):
     def test_it_is_the_identity(self):
         x = ops.convert_to_tensor(X)
         self.assertAllEqual(remat_name(x, "scores"), X)
-        symbolic = backend.KerasTensor((2, 3))
-        self.assertIs(remat_name(symbolic, "scores"), symbolic)
+
+    def test_symbolic_tensors_get_a_node(self):
+        x = backend.KerasTensor((2, None), dtype="float16")
+        y = remat_name(x, "scores")
+        self.assertEqual((y.shape, y.dtype), (x.shape, x.dtype))
+        self.assertIs(
+            y._keras_history.operation._inbound_nodes[0].outputs[0], y
+        )
+
+    def test_a_mask_stays(self):
+        mask = ops.convert_to_tensor(X > 0)
+
+        @remat(policy=RematPolicy(keep=["wave"]))
+        def f(x):
+            y = ops.sin(x)
+            set_keras_mask(y, mask)
+            y = remat_name(y, "wave")
+            return y * ops.cast(get_keras_mask(y), "float32")
+
+        self.assertAllClose(f(X), np.sin(X) * (X > 0), atol=1e-5)
+        if backend.backend() in ("jax", "tensorflow", "torch"):
+            _, (gradient,), _ = step(lambda x: ops.sum(f(x)), [X])
+            self.assertAllClose(gradient, np.cos(X) * (X > 0), atol=1e-5)
+
+    def test_in_a_saved_graph(self):
+        inputs = layers.Input((3,))
+        outputs = ops.sin(remat_name(ops.sin(inputs), "wave"))
+        model = models.Model(inputs, outputs)
+        copy = models.Model.from_config(model.get_config())
+        self.assertAllClose(copy(X), np.sin(np.sin(X)), atol=1e-5)
+        names = [getattr(op, "value_name", None) for op in copy.operations]
+        self.assertIn("wave", names)
 
     @parameterized.parameters(3, None, *KEEP_WORDS)
     def test_a_name_must_be_a_string_that_is_no_word(self, name):

@@ -1,6 +1,7 @@
 """`RematPolicy`: what a region keeps, and how a model is cut into regions."""
 
 import warnings
+import weakref
 
 from keras.src.api_export import keras_export
 
@@ -62,9 +63,14 @@ class RematPolicy:
         self.memory_budget = check_budget(memory_budget)
         self.every = check_count("every", every)
         self.levels = check_count("levels", levels)
-        self.seen = Seen()
-        # Whether it is one of a scope's, whose other regions may know a name.
-        self.is_shared = False
+        self.seen = Names()
+
+    def replaced(self, **arguments):
+        """This policy with other arguments; both know the same names."""
+        given = {name: getattr(self, name) for name in DEFAULTS}
+        policy = RematPolicy(**{**given, **arguments})
+        policy.seen = self.seen
+        return policy
 
     def __or__(self, other):
         """A policy that keeps what either of the two keeps."""
@@ -136,13 +142,11 @@ class RematPolicy:
         return self.offload
 
     def warn_unseen(self):
-        """Says once which names no value had, after regions ran."""
-        if not self.seen.ran:
-            return
+        """Says once which names no value had, after all regions ran."""
         names = [p for p in self.parts() if isinstance(p, str)]
         names = [n for n in names if n not in KEEP_WORDS]
         names += self.offload if isinstance(self.offload, list) else []
-        missing = sorted(set(names) - self.seen.names)
+        missing = sorted(set(names) - self.seen)
         if missing:
             warnings.warn(
                 "No value had some of the names that a `RematPolicy` keeps, "
@@ -151,7 +155,7 @@ class RematPolicy:
                 f"that layers give. Not found: {missing}",
                 stacklevel=2,
             )
-        self.seen.names.update(names)
+        self.seen.update(names)
 
     def get_config(self):
         from keras.src.saving import serialization_lib
@@ -178,7 +182,10 @@ class RematPolicy:
             config["keep"] = serialization_lib.deserialize_keras_object(
                 config["keep"]
             )
-        return cls(**config)
+        policy = cls(**config)
+        # Each layer of a loaded model has a copy of its policy.
+        policy.seen = LOADED.setdefault(policy.key(), policy.seen)
+        return policy
 
     def key(self):
         """A hashable form, for caches."""
@@ -204,14 +211,11 @@ class RematPolicy:
         return f"RematPolicy({words})"
 
 
-class Seen:
-    """What the regions of a policy met; copies of a policy share it."""
-
-    def __init__(self):
-        self.names = set()
-        self.ran = False
+class Names(set):
+    """A set that can be referred to weakly."""
 
 
+LOADED = weakref.WeakValueDictionary()
 DEFAULTS = {
     "keep": "nothing",
     "offload": False,

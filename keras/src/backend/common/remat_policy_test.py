@@ -5,6 +5,7 @@ import pytest
 from absl.testing import parameterized
 
 from keras.src import layers
+from keras.src import models
 from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_op import remat
@@ -12,6 +13,7 @@ from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import KEEP_WORDS
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_policy import parse_bytes
+from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.saving import register_keras_serializable
 
@@ -21,6 +23,27 @@ X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
 @register_keras_serializable("remat_policy_test")
 def keep_large(op_name, value_name, shape, dtype):
     return len(shape) > 1
+
+
+class Named(layers.Layer):
+    def __init__(self, value_name, **kwargs):
+        super().__init__(**kwargs)
+        self.value_name = value_name
+
+    def call(self, x):
+        return ops.sin(remat_name(ops.sin(x), self.value_name))
+
+    def get_config(self):
+        return {**super().get_config(), "value_name": self.value_name}
+
+
+class Both(models.Model):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def call(self, x):
+        return self.second(self.first(x))
 
 
 class RematPolicyTest(testing.TestCase):
@@ -161,3 +184,47 @@ class RematPolicyTest(testing.TestCase):
         texts = [t for t in texts if "RematPolicy" in t]
         self.assertLen(texts, 1)
         self.assertIn("['absent']", texts[0])
+
+    def warned_of(self, run):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run()
+        texts = [str(w.message) for w in caught]
+        return [t.split(": ")[-1] for t in texts if "RematPolicy" in t]
+
+    @pytest.mark.requires_trainable_backend
+    def test_each_layer_of_a_model_may_have_some_of_the_names(self):
+        for second, missing in (("second", []), ("absent", ["['absent']"])):
+            policy = RematPolicy(keep=["first", second])
+            parts = [Named("first"), Named("second")]
+            for part in parts:
+                part.remat = policy
+            copies = [Named.from_config(part.get_config()) for part in parts]
+            for made in (parts, copies):
+                model = models.Sequential(made)
+                run = lambda: step(lambda x: ops.sum(model(x)), [X])
+                self.assertEqual(self.warned_of(run), missing)
+
+    @parameterized.parameters("graph", "subclass", "scope")
+    @pytest.mark.requires_trainable_backend
+    def test_the_names_of_a_model(self, kind):
+        policy = RematPolicy(keep=["first", "second", f"absent_{kind}"])
+        model = models.Sequential([Named("first"), Named("second")])
+        if kind == "subclass":
+            model = Both(*model.layers)
+        model(X)
+
+        def run():
+            for _ in range(2):
+                step(lambda x: ops.sum(model(x)), [X])
+
+        def run_in_scope():
+            with RematScope(policy=policy):
+                run()
+
+        if kind == "scope":
+            found = self.warned_of(run_in_scope)
+        else:
+            model.remat = policy
+            found = self.warned_of(run)
+        self.assertEqual(found, [f"['absent_{kind}']"])

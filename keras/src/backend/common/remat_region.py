@@ -29,6 +29,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -44,6 +45,7 @@ SURROUNDINGS = (
     "remat_depth",
     "remat_inherited",
     "remat_keeper",
+    "remat_marks",
     "remat_units",
     "remat_scope_stack",
     "remat_time",
@@ -73,16 +75,19 @@ def run_region(f, args=(), kwargs=None, policy=None, name=None):
         return f(*args, **kwargs)
     run = Run(f, args, kwargs, name)
     run.policy = policy
+    results = run.finish(engine().checkpoint(run, run.inputs, policy))
     if policy is not None:
-        policy.seen.ran = True
-    results = engine().checkpoint(run, run.inputs, policy)
-    return run.finish(results)
+        warn_later(policy.warn_unseen)
+    return results
 
 
-def open_policy():
-    """The policy of the innermost open region, or `None`."""
-    scope = get_stateless_scope()
-    return scope.run.policy if isinstance(scope, RecordingScope) else None
+def open_policies():
+    """The policies of the regions that are open, the innermost first."""
+    scope, policies = get_stateless_scope(), []
+    while isinstance(scope, RecordingScope):
+        policies.append(scope.run.policy)
+        scope = scope.outer
+    return [policy for policy in policies if policy is not None]
 
 
 def engine():

@@ -2,15 +2,19 @@
 
 import fnmatch
 import warnings
+import weakref
 from collections import namedtuple
 
 from keras.src.api_export import keras_export
 from keras.src.backend.common import global_state
+from keras.src.backend.common import remat_later
+from keras.src.backend.common.remat_policy import Names
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_policy import check_budget
 from keras.src.backend.common.remat_policy import check_count
 from keras.src.backend.common.remat_policy import get_policy
 
+LOADED = weakref.WeakValueDictionary()
 MODES = ("full", "activations", "larger_than", "list_of_layers", None)
 
 RematMode = namedtuple(
@@ -98,9 +102,7 @@ class RematScope:
         self.levels = check_count("levels", levels)
         self.policy = get_policy(policy)
         self.memory_budget = check_budget(memory_budget)
-        self.matched = set()
-        self.asked = False  # whether a call looked for names or types
-        self.warned = False
+        self.matched = Names()
         self.units = [0]
         self.explicit = False  # from a model's own setting
 
@@ -113,31 +115,27 @@ class RematScope:
         stack = scope_stack()
         if stack and stack[-1] is self:  # `clear_session` may have emptied it
             stack.pop()
-        if error is None and self not in stack:
-            self.warn()
+        if error is not None:
+            vars(self).pop(remat_later.PENDING, None)
+        elif not stack:
+            remat_later.ended(self)
 
     def as_policy(self):
         """The scope's cut of a model, as a policy."""
         policy = self.policy or RematPolicy()
-        made = RematPolicy(
-            keep=policy.keep,
-            offload=policy.offload,
+        return policy.replaced(
             memory_budget=self.memory_budget or policy.memory_budget,
             every=max(self.every, policy.every),
             levels=max(self.levels, policy.levels),
         )
-        made.seen, made.is_shared = policy.seen, True
-        return made
 
     def note(self, op):
-        """Marks what names or types match an operation created in the scope."""
+        """Marks the names and types that match an operation, region or not."""
         self.names(op)
         self.has_type(op)
-        self.asked = False
 
     def names(self, layer):
         """Whether `layer_names` names this layer."""
-        self.asked = True
         found = False
         for pattern in self.layer_names:
             for name in (layer.name, getattr(layer, "path", None)):
@@ -152,19 +150,11 @@ class RematScope:
         """Whether the layer is of one of `layer_types`, if there are any."""
         if self.layer_types is None:
             return True
-        self.asked = True
         for cls in self.layer_types:
             if any(c is cls or c.__name__ == cls for c in type(layer).__mro__):
                 self.matched.add(cls)
                 return True
         return False
-
-    def warn(self):
-        """Says once what had no effect, after all layers ran."""
-        if self.policy is not None:
-            self.policy.warn_unseen()
-        if self.asked:
-            self.warn_unmatched()
 
     def warn_unmatched(self):
         """Says once what matched no layer, after all of them ran."""
@@ -174,14 +164,14 @@ class RematScope:
             for x in [*asked, *(self.layer_types or ())]
             if x not in self.matched
         ]
-        if missing and not self.warned:
+        if missing:
             warnings.warn(
                 "No layer matched some names or types of a `RematScope`, so "
                 "they had no effect. Use names or paths as `model.summary()` "
                 f"and `layer.path` show them. Not found: {missing}",
                 stacklevel=2,
             )
-        self.warned = True
+        self.matched.update(missing)
 
     def get_config(self):
         types = self.layer_types
@@ -199,7 +189,10 @@ class RematScope:
 
     @classmethod
     def from_config(cls, config):
-        return cls(**config)
+        scope = cls(**config)
+        # Each layer of a loaded model has a copy of its scope.
+        scope.matched = LOADED.setdefault(repr(config), scope.matched)
+        return scope
 
 
 def check_names(names):

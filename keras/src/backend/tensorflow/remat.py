@@ -38,16 +38,15 @@ def checkpoint(run, inputs, policy=None):
         seen = GraphSight(tf.compat.v1.get_default_graph())
     run.graph = seen.graph
     # Copies, to tell an argument from the same tensor that is closed over.
-    with record.stop_recording():
+    with record.stop_recording(), remat_keep.unwatched():
         given = copies_of(inputs)
     keeper = remat_keep.Keeper(policy) if policy is not None else None
     keeping = contextlib.nullcontext() if keeper is None else keeper
     with record.VariableWatcher() as watcher, paused(run), seen, keeping:
         results = run.first(*given)
         # One that is an input too must be told apart from it.
-        results = tf.nest.map_structure(
-            tf.identity, results, expand_composites=True
-        )
+        with remat_keep.unwatched():
+            results = copies_of(results)
     reads = [value for _, value in run.reads.values()]
     known = [*flat_inputs, *reads]
     variables = list(watcher.watched_variables())
@@ -58,7 +57,7 @@ def checkpoint(run, inputs, policy=None):
     gradient.keeper = keeper
     sources = [*known, *captured, *(v.handle for v in variables)]
     if seen.graph is not None:
-        with record.stop_recording():
+        with record.stop_recording(), remat_keep.unwatched():
             flat_results = hide_by_identity(flat_results, sources, gradient)
     record.record_operation(
         "RematRegion", flat_results, sources, gradient, gradient.forward
@@ -296,10 +295,11 @@ def read(variable, run):
 
 def assigned(value, before):
     """The value that a variable has once `value` was assigned to it."""
-    value = tf.stop_gradient(value)
-    if not is_differentiable(value):
-        return value
-    return value + (before - tf.stop_gradient(before))
+    with remat_keep.unwatched():
+        value = tf.stop_gradient(value)
+        if not is_differentiable(value):
+            return value
+        return value + (before - tf.stop_gradient(before))
 
 
 def records_gradient():

@@ -49,7 +49,7 @@ class Watcher:
         open_watchers().remove(self)
 
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        if graph is not self.graph or open_watchers()[-1] is not self:
+        if graph is not self.graph or open_watchers()[-1] is None:
             return None
         if op_type in UNCOUNTED:
             return None
@@ -138,8 +138,9 @@ def fits(x, y):
 
 
 def name_value(x, name):
-    watchers = open_watchers()
-    return watchers[-1].name(x, name) if watchers else x
+    for watcher in list(open_watchers()):
+        x = watcher.name(x, name)
+    return x
 
 
 def kind_of(op_type, inputs):

@@ -85,17 +85,20 @@ class Keeper(TorchDispatchMode):
         if made is None:
             return
         made.is_intact = False
-        if made.number in self.kept:
-            self.changed.add(made.number)
-            self.kept[made.number] = map_tensors(
-                torch.clone, self.kept[made.number]
-            )
+        for number in made.kept_as:
+            self.changed.add(number)
+            self.kept[number] = map_tensors(torch.clone, self.kept[number])
+        made.kept_as = set()
 
     def keep(self, number, value, name):
         on_host = self.policy.offloads(name)
-        self.kept[number] = map_tensors(
-            lambda x: to_host(x) if on_host else x.detach(), value
-        )
+
+        def kept(x):
+            if address(x) in self.made:
+                self.made[address(x)].kept_as.add(number)
+            return to_host(x) if on_host else x.detach()
+
+        self.kept[number] = map_tensors(kept, value)
 
     def name(self, x, name):
         """Keeps the result that `x` is a view of, or else a copy of `x`."""
@@ -121,6 +124,7 @@ class Made:
     def __init__(self, x, number, is_whole, rest):
         self.number = number
         self.rest = rest
+        self.kept_as = set()  # numbers of kept results that share it
         # Whether it still holds all that the operation gave.
         self.is_intact = is_whole
         self.memory = StorageWeakRef(x.untyped_storage())

@@ -56,6 +56,11 @@ def one_of_several_results_is_named(x, w):
     return torch.sin(torch.tanh(y) * y)
 
 
+def a_hidden_view_is_changed(x, w):
+    y = torch.matmul(x[None], w)  # a view that its operation does not declare
+    return torch.sin(y.add_(1.0)) * y
+
+
 def an_input_is_named(x, w):
     return torch.sin(torch.mm(remat_name(x, "a"), w))
 
@@ -71,6 +76,7 @@ FUNCTIONS = (
     a_view_is_changed,
     a_view_is_named,
     one_of_several_results_is_named,
+    a_hidden_view_is_changed,
     an_input_is_named,
 )
 POLICIES = {
