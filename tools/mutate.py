@@ -34,13 +34,16 @@ def passes(tree, backend, args):
 
 def mutate(root, tree, only):
     """Reverses the patches one by one in `tree`, a fresh one."""
-    survived = []
+    survived, unnamed = [], []
     for name, file in patchset.read(root).items():
         if not name.endswith(".patch") or (only and name not in only):
             continue
-        named = patchset.field(patchset.split(file.data)[0], "Test")
+        head = patchset.split(file.data)[0]
+        named = patchset.field(head, "Test")
         if not named:
-            print(f"mutate: {name} names no test")
+            # What only marks the fork, such as its version, has no effect.
+            if "Inappropriate" not in patchset.field(head, "Upstream-Status"):
+                unnamed.append(name)
             continue
         backend, *args = shlex.split(named)
         if not passes(tree, backend, args):
@@ -48,8 +51,14 @@ def mutate(root, tree, only):
         gitcmd.git(tree, "apply", "--reverse", "-", data=file.data)
         alive = passes(tree, backend, args)
         gitcmd.git(tree, "apply", "-", data=file.data)
-        print(f"mutate: {name} {'SURVIVED' if alive else 'killed'}")
+        verdict = "SURVIVED" if alive else "killed"
+        print(f"mutate: {name} {verdict}", flush=True)
         survived += [name] * alive
+    if unnamed:
+        raise ForkError(
+            "Each patch names a test that fails without it, in a line `Test:`. "
+            f"Received: none in {', '.join(unnamed)}."
+        )
     if survived:
         raise ForkError(
             "Without a patch its test must fail. Received: tests that pass "

@@ -306,6 +306,22 @@ class VariableTest(testing.TestCase):
         self.assertAllClose(mean.count, 1.0)
         self.assertAllClose(mean.result(), 1.0, atol=1e-5)
 
+    @pytest.mark.skipif(
+        backend.backend() == "jax",
+        reason="a JAX step runs in a stateless scope, which makes no variables",
+    )
+    def test_variables_first_made_inside(self):
+        made = []
+
+        def f(x):
+            if not made:
+                made.append(backend.Variable(2 * np.ones((6,), "float32")))
+            return ops.sin(x * made[0])
+
+        _, (gradient,), _ = step(lambda x: ops.sum(remat(f)(x)), [X])
+        self.assertAllClose(gradient, 2 * np.cos(2 * X), atol=1e-5)
+        self.assertAllClose(made[0], 2 * np.ones((6,)))
+
     def test_layers_first_built_inside(self):
         dense = layers.Dense(3)
         f = remat(lambda x: ops.sum(ops.sin(dense(x))))
