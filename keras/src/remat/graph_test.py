@@ -308,6 +308,19 @@ class RealRunsTest(testing.TestCase):
             counts.append(found.count("w0"))
         self.assertEqual(counts, [1, 2, 1])
 
+    def test_fit_makes_its_step_again_only_in_another_scope(self):
+        model = sequential([dense(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        made = []
+        for scope in (None, RematScope(), RematScope(), None):
+            with scope or contextlib.nullcontext():
+                model.fit(X, X[:, :1], batch_size=4, verbose=0)
+            made.append(model.train_function)
+        plain, full, full_again, plain_again = made
+        self.assertIsNot(full, plain)
+        self.assertIs(full_again, full)
+        self.assertIsNot(plain_again, full)
+
 
 @pytest.mark.skipif(backend.backend() != "torch", reason="counts saved tensors")
 class SavedBytesTest(testing.TestCase):
