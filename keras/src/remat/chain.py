@@ -16,6 +16,7 @@ The model of memory, in bytes, at every moment:
   arrived at its end. While it goes back it is one unit, as engines may
   treat it: all its residuals and all its gradients at once. That errs on the
   high side, by at most the gradients of one region.
+- *loss*: kept at the end, and what the loss needs.
 - *a region in regions*: its second run keeps as a forward run of its
   inner segments does, on top of what arrived at its end.
 
@@ -67,10 +68,19 @@ class Chain:
         scratch: Bytes each node needs only while it, or its backward, runs,
             its outputs and their cotangents included. Defaults to zeros.
         copies: Bytes of copies of the weights of each node. Defaults to zeros.
+        loss: Bytes that the loss and its gradient need between the forward
+            and the backward run. Defaults to `0`.
     """
 
     def __init__(
-        self, saved, values, flops, grads=None, scratch=None, copies=None
+        self,
+        saved,
+        values,
+        flops,
+        grads=None,
+        scratch=None,
+        copies=None,
+        loss=0,
     ):
         n = self.n = len(saved)
         fields = {
@@ -95,6 +105,7 @@ class Chain:
         self.grads_after = made[-1] - made  # Made once the backward is at i.
         self.copies_before = _prefix(zeros if copies is None else copies)
         self.copies = int(self.copies_before[-1])
+        self.loss = int(loss)
         self._set_values([Value(*v) for v in values])
 
     def _set_values(self, values):
@@ -145,7 +156,8 @@ class Chain:
             `keep_plain`. Worst moments: `forward` of a run whose residuals
             are dropped, `run` of one that keeps them; `plain` of a plain
             segment; `unit` of a backward in one piece, `again` of that and
-            the second run before it; `region` of all of a region.
+            the second run before it; `first` of a region's first run with the
+            loss where it is the last, `region` of all of a region.
         """
         start = int(start)
         if stops is None:
@@ -167,15 +179,20 @@ class Chain:
         unit = np.maximum(back, at_once + self.crossing[stops])
         again = np.maximum(unit, run + self.arriving[stops])
         forward = worst(held[:-1] + scratch)
+        keep, keep_plain = held[ends], saved[ends] + held_unsaved[ends]
+        loss = np.where(stops == self.n, self.loss, 0)
+        first = np.maximum(forward, keep + loss) + self.copies
+        plain = np.maximum(run, keep_plain + loss) + self.copies
         return {
-            "keep": held[ends],
-            "keep_plain": saved[ends] + held_unsaved[ends],
+            "keep": keep,
+            "keep_plain": keep_plain,
             "forward": forward,
             "run": run,
-            "plain": np.maximum(run + self.copies, back),
+            "plain": np.maximum(plain, back),
             "unit": unit,
             "again": again,
-            "region": np.maximum(forward + self.copies, again),
+            "first": first,
+            "region": np.maximum(first, again),
         }
 
     def _span(self, segment):
@@ -189,7 +206,7 @@ class Chain:
         span = self._span(segment)
         if not segment.remat:
             return span["plain"]
-        return max(span["forward"] + self.copies, self._second_run(segment))
+        return max(span["first"], self._second_run(segment))
 
     def _second_run(self, segment):
         arriving = int(self.arriving[segment.stop])
@@ -245,7 +262,8 @@ class Chain:
             segments: A `Plan`, or a tuple of segments.
 
         Returns:
-            List of `(label, bytes)`, labels being `"forward i"`, `"again i"`
-            (a second run) and `"backward i"`. Its maximum is the peak.
+            List of `(label, bytes)`, labels being `"forward i"`, `"loss"`,
+            `"again i"` (a second run) and `"backward i"`. Its maximum is the
+            peak.
         """
         return timeline(self, getattr(segments, "segments", segments))

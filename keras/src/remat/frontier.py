@@ -46,7 +46,6 @@ class Spans:
     def __init__(self, chain, cuts):
         self.cuts = np.asarray(cuts)
         self.arriving = chain.arriving[self.cuts]
-        self.copies = chain.copies
         rows = [
             chain.spans(c, self.cuts[i + 1 :])
             for i, c in enumerate(self.cuts[:-1])

@@ -101,5 +101,5 @@ def _kind(spans, second, once):
         start, stop = int(spans.cuts[a]), int(spans.cuts[b])
         return Segment(start, stop, True, second.segments(a, b, once))
 
-    need = np.maximum(spans.table["forward"] + spans.copies, second.need)
+    need = np.maximum(spans.table["first"], second.need)
     return Kind(need, spans.table["keep"], second.total, segment)

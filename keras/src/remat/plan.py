@@ -3,7 +3,6 @@
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_policy import parse_bytes
-from keras.src.remat import costs
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
 from keras.src.remat import recurrent
@@ -49,7 +48,16 @@ class RematPlan:
         self.planned = self.chain.plan(self.choose())
 
     def chain_of(self, nodes):
-        return costs.chain_of(self.function, nodes, self.specs, self.unprofiled)
+        return self.profiled(nodes, self.specs, self.unprofiled)
+
+    def profiled(self, nodes, specs, unprofiled):
+        from keras.src.remat import profile
+
+        costs = profile.node_costs(
+            self.function, nodes, specs, True, unprofiled
+        )
+        has_loss = not self.nested and nodes[-1:] == self.nodes[-1:]
+        return profile.chain_of(self.function, nodes, costs, has_loss)
 
     def choose(self):
         """Segments that together cover all nodes."""
@@ -152,7 +160,7 @@ class RematPlan:
     def floor(self, batch_size):
         """Lowest peak that regions can reach for a batch, in bytes."""
         specs = [with_batch(s, batch_size) for s in self.specs]
-        chain = costs.chain_of(self.function, self.nodes, specs, [])
+        chain = self.profiled(self.nodes, specs, [])
         levels = max(2, self.policy.levels)
         return planner.least_peak(chain, levels).peak
 

@@ -34,7 +34,7 @@ def random_chain(n, rng):
                 saved[i] += size
             values.append((i, size, uses, is_saved))
     numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(4)]
-    return Chain(saved, values, *numbers)
+    return Chain(saved, values, *numbers, loss=rng.randint(0, 9))
 
 
 def splits(start, stop):

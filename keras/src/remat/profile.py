@@ -267,19 +267,22 @@ class Kept:
                 uses[self.root(x)].add(node)
 
 
-def chain_of(function, nodes, costs):
+def chain_of(function, nodes, costs, has_loss=False):
     """What the planner works on.
 
     Args:
         function: The `Function`.
         nodes: List of consecutive `Node`, in order.
         costs: List of their `NodeCost`.
+        has_loss: Whether a loss of the results follows, one which works on
+            each element, as most do. Defaults to `False`.
 
     Returns:
         A `Chain`. Values that come from before `nodes` are not in it.
     """
     kept = Kept(function, nodes, costs)
     at_once = engine().UPDATES_AT_ONCE
+    results = sum(kept.size(x) for x in function.outputs) if has_loss else 0
     return Chain(
         kept.by_node(),
         kept.values(),
@@ -287,4 +290,5 @@ def chain_of(function, nodes, costs):
         None if at_once else kept.grads(),
         [c.scratch for c in costs],
         [c.copies for c in costs],
+        results * engine().LOSS_COPIES,
     )

@@ -10,7 +10,20 @@ import numpy as np
 def timeline(chain, segments):
     """List of `(label, bytes)` over forward and backward."""
     forward = _forward(chain, "forward", segments, chain.copies)
-    return forward + _backward(chain, segments, 0)
+    return forward + _loss(chain, segments) + _backward(chain, segments, 0)
+
+
+def _loss(chain, segments):
+    if not chain.loss or not segments:
+        return []
+    last, kept = list(chain.kept_before(segments))[-1]
+    start = last.start
+    if last.remat:
+        kept += chain.held_from(start, chain.size)[-1]
+    else:
+        kept += chain.held_from(start, chain.unsaved_size)[-1]
+        kept += chain.saved_before[-1] - chain.saved_before[start]
+    return [("loss", int(kept + chain.loss + chain.copies))]
 
 
 def _forward(chain, label, segments, base):

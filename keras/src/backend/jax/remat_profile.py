@@ -18,6 +18,8 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 # one as soon as its gradient is there, so gradients do not pile up.
 UPDATES_AT_ONCE = True
 ORDERS_PLAIN_PARTS = True
+# What a loss and its gradient take at once, over the size of the results.
+LOSS_COPIES = 2
 MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 SAME_BUFFER = frozenset(
     "copy copy_p expand_dims name optimization_barrier reduce_precision "

@@ -20,6 +20,8 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 UPDATES_AT_ONCE = True
 # The executor starts any operation whose inputs are there.
 ORDERS_PLAIN_PARTS = False
+# What a loss and its gradient take at once, over the size of the results.
+LOSS_COPIES = 4
 SAME_BUFFER = frozenset(
     "CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient "
     "Reshape Squeeze StopGradient TensorListFromTensor".split()

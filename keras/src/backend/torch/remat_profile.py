@@ -22,6 +22,8 @@ from keras.src.backend.torch.core import to_torch_dtype
 # The optimizer runs when all gradients are there.
 UPDATES_AT_ONCE = False
 ORDERS_PLAIN_PARTS = True
+# What a loss and its gradient take at once, over the size of the results.
+LOSS_COPIES = 5
 aten = torch.ops.aten
 SEED_TYPES = (torch.uint8, torch.int32, torch.int64, torch.uint32)
 READ_NUMBER = aten._local_scalar_dense.default
@@ -203,6 +205,7 @@ class Counter(TorchDispatchMode):
             return out
         for x in results:
             self.add(x)
+        self.peak = max(self.peak, self.live + workspace(func, args))
         found = self.found
         made = sum(storage_bytes(x) for x in results)
         packet = func._overloadpacket
@@ -238,6 +241,22 @@ NO_ARITHMETIC = (
     aten.ones,
     aten.zeros,
 )
+
+
+def workspace(func, args):
+    """Bytes that an operation itself uses while it runs.
+
+    On CPUs the gradient of a kernel is made in the layout of oneDNN, reordered
+    and copied.
+    """
+    if func._overloadpacket is not aten.convolution_backward:
+        return 0
+    kernel, wanted = args[2], args[-1]
+    return 2 * own_bytes(kernel) if wanted[1] and on_cpu() else 0
+
+
+def on_cpu():
+    return get_device() == "cpu"
 
 
 def is_view(func):
