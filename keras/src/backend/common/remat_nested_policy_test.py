@@ -72,6 +72,29 @@ class Stack:
         return [*self.dense, self.norm, self.drop]
 
 
+def branch(x):
+    return ops.cond(ops.sum(x) > 0, lambda: ops.sin(x), lambda: ops.cos(x))
+
+
+def pairwise(x):
+    return ops.associative_scan(lambda a, b: a * ops.tanh(b), x, axis=0)
+
+
+@pytest.mark.requires_trainable_backend
+class ControlFlowTest(testing.TestCase):
+    @parameterized.product(
+        f=(branch, pairwise), keep=("nothing", "matmuls", "function")
+    )
+    def test_in_a_compiled_step(self, f, keep):
+        g = remat(f, policy=RematPolicy(KEEPS[keep]))
+        plain, ours = (
+            step(lambda x: ops.sum(ops.sin(h(x))), [X + 0.5], compiled=True)
+            for h in (f, g)
+        )
+        self.assertAllClose(ours[0], plain[0], atol=1e-5)
+        self.assertAllClose(ours[1][0], plain[1][0], atol=1e-5)
+
+
 @pytest.mark.requires_trainable_backend
 class KeptValuesTest(testing.TestCase):
     def assert_equal(self, compiled, **kwargs):

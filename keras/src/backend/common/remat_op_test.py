@@ -99,7 +99,9 @@ class RematTest(testing.TestCase):
         with self.assertRaisesRegex(TypeError, "Received: f="):
             remat(f)
 
-    @parameterized.parameters("everything", 3)
+    @parameterized.named_parameters(
+        ("word", "everything"), ("number", 3), ("config", {"kept": "matmuls"})
+    )
     def test_an_unknown_policy_lists_the_valid_ones(self, policy):
         with self.assertRaises(ValueError) as caught:
             remat(lambda x: x, policy=policy)

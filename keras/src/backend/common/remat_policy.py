@@ -3,6 +3,8 @@
 import warnings
 import weakref
 
+import numpy as np
+
 from keras.src.api_export import keras_export
 
 KEEP_WORDS = ("nothing", "matmuls", "matmuls_no_batch")
@@ -128,8 +130,8 @@ class RematPolicy:
         except Exception as e:
             e.add_note(f"(in the `keep` function {function_name(part)})")
             raise
-        if isinstance(kept, bool):
-            return kept
+        if isinstance(kept, (bool, np.bool_)):
+            return bool(kept)
         raise ValueError(
             "A `keep` function must return a bool. Received: "
             f"{function_name(part)} returned {kept!r} (of type {type(kept)})"
@@ -324,7 +326,9 @@ def get_policy(value, argument="policy"):
     if isinstance(value, str):
         return RematPolicy(keep=value)
     if isinstance(value, dict):
-        return RematPolicy.from_config(value.get("config", value))
+        config = value.get("config", value)
+        if config.keys() <= DEFAULTS.keys():
+            return RematPolicy.from_config(config)
     raise ValueError(
         f"`{argument}` must be a `keras.RematPolicy`, its config, or one of "
         f"{', '.join(map(repr, KEEP_WORDS))}. "

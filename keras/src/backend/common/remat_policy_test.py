@@ -119,6 +119,12 @@ class RematPolicyTest(testing.TestCase):
         found = [n for n, args in ops_and_batch.items() if policy.keeps(*args)]
         self.assertEqual(found, expected)
 
+    @parameterized.parameters(True, np.True_, np.bool_(False))
+    def test_a_function_may_return_a_bool_of_numpy(self, kept):
+        policy = RematPolicy(keep=lambda *args: kept)
+        found = policy.keeps("tanh", spec=lambda: ((2,), "float32"))
+        self.assertIs(found, bool(kept))
+
     def test_a_function_must_return_a_bool(self):
         policy = RematPolicy(keep=lambda *args: 1)
         with self.assertRaisesRegex(ValueError, "must return a bool"):

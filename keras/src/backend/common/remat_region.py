@@ -29,6 +29,8 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_fields import gathered
+from keras.src.backend.common.remat_fields import spread
 from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.stateless_scope import get_stateless_scope
@@ -262,6 +264,7 @@ class Run:
 
     def collect(self, scope, outputs, check=False):
         """All tensors that leave the region; what is no tensor stays here."""
+        outputs = spread(outputs)
         leaves = tree.flatten(outputs)
         at = [
             i
@@ -315,6 +318,7 @@ class Run:
         for i, x in zip(self.output_places, tensors):
             leaves[i] = x
         outputs = tree.pack_sequence_as(self.output_structure, leaves)
+        outputs = gathered(outputs)
         # From here on only later runs matter: hold nothing of this one.
         self.output_leaves = self.updated = self.loss_owners = None
         self.inputs = None
@@ -336,11 +340,18 @@ def name_of(f):
 def spec_of(x):
     from keras.src.backend import standardize_dtype
 
-    return tuple(x.shape), standardize_dtype(x.dtype)
+    try:
+        shape = tuple(x.shape)
+    except ValueError:  # of unknown rank
+        shape = None
+    return shape, standardize_dtype(x.dtype)
 
 
 def describe(specs):
-    return [f"{dtype}{list(shape)}" for shape, dtype in specs]
+    return [
+        f"{dtype}{'[...]' if shape is None else list(shape)}"
+        for shape, dtype in specs
+    ]
 
 
 def capture_surroundings():

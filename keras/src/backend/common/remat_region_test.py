@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import gc
 import threading
 import weakref
@@ -28,6 +29,15 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: object
+    y: object
+    name: str = "point"
+
+
 Pair = collections.namedtuple("Pair", ["a", "b"])
 
 
@@ -149,6 +159,24 @@ class StructureTest(testing.TestCase):
 
         _, (gradient,), _ = step(loss, [X])
         self.assertAllClose(gradient, 4 * np.sin(X) * np.cos(X), atol=1e-5)
+
+    def test_dataclasses_enter_and_leave(self):
+        @remat
+        def f(point):
+            y = ops.sin(point.x)
+            return Point(y, [Point(y * point.x, None, "inner"), 3], "outer")
+
+        def loss(x):
+            result = f(Point(x, None))
+            inner, number = result.y
+            self.assertEqual(
+                (result.name, inner.name, number), ("outer", "inner", 3)
+            )
+            return ops.sum(result.x + inner.x)
+
+        _, (gradient,), _ = step(loss, [X])
+        expected = np.cos(X) + np.sin(X) + X * np.cos(X)
+        self.assertAllClose(gradient, expected, atol=1e-5)
 
     def test_keyword_tensors_get_gradients(self):
         f = remat(lambda x, y: ops.sum(ops.sin(x) * y))

@@ -22,6 +22,10 @@ CONVOLUTIONS |= {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}
 # Made when a value from outside is met for the first time, not the next time.
 UNCOUNTED = ("Placeholder", "ReadVariableOp")
 
+CALLS = {"If", "StatelessIf", "Case", "StatelessCase", "While"}
+CALLS |= {"StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
+HANDLES = {tf.variant, tf.resource}
+
 _open = threading.local()
 
 
@@ -67,9 +71,11 @@ class Keeper(Watcher):
 
     def see(self, number, op_type, inputs, outputs):
         op, has_batch = kind_of(op_type, inputs)
-        if outputs and self.policy.keeps(
-            op, has_batch, None, lambda: spec_of(outputs[0])
-        ):
+        if not outputs or any(x.dtype in HANDLES for x in outputs):
+            return
+        if op_type in CALLS:  # its gradient needs more than its results
+            return
+        if self.policy.keeps(op, has_batch, None, lambda: spec_of(outputs[0])):
             self.kept[number] = [self.place(x, None) for x in outputs]
 
     def name(self, x, name):
