@@ -47,6 +47,11 @@ $(VENV)/.have-%: requirements-%.txt $(VENV)/.have-demo
 	$(BIN)/python -m pip install -q -r $<
 	@touch $@
 
+# KerasHub's own requirements bring all of TensorFlow: see the file.
+$(VENV)/.have-hub: requirements-hub.txt $(VENV)/.have-common
+	$(BIN)/python -m pip install -q --no-deps -r $<
+	@touch $@
+
 tree:  ## assemble build/tree: upstream's archive and our patch set
 	@$(FORK) checkout
 
@@ -85,11 +90,11 @@ test-tree: setup tree  ## our tests in build/tree
 	@for x in $(BACKENDS); do \
 		$(BIN)/python tools/suites.py ours $$x -- $(PYTEST) || exit 1; done
 
-smoke: setup $(VENV)/.have-wheel  ## integration tests on the installed wheel
+smoke: setup $(VENV)/.have-hub $(VENV)/.have-wheel  ## integration tests on the installed wheel
 	@for x in $(BACKENDS); do \
 		$(BIN)/python tools/suites.py smoke $$x || exit 1; done
 
-test-wheel: setup $(VENV)/.have-wheel  ## all our tests on the installed wheel
+test-wheel: setup $(VENV)/.have-hub $(VENV)/.have-wheel  ## all our tests on the installed wheel
 	@for x in $(BACKENDS); do \
 		$(BIN)/python tools/suites.py wheel $$x || exit 1; done
 
