@@ -112,7 +112,8 @@ def topics(root, paths):
             pairs.append((topic, row.strip()))
     pairs += [(REST_TOPIC, "keras/src/*"), (API_TOPIC, "*")]
     for path in paths:
-        topic = next(t for t, row in pairs if fnmatch.fnmatch(path, row))
+        match = [x for x in pairs if fnmatch.fnmatch(path, x[1])]
+        topic, _ = max(match, key=lambda x: len(x[1]))
         found.setdefault(topic, []).append(path)
     if API_TOPIC in found:
         found[API_TOPIC] = found.pop(API_TOPIC)
