@@ -585,3 +585,22 @@ class JaxTest(testing.TestCase):
             self.assertNotEqual(compiled, [])  # the listener does hear
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.skipif(
+    backend.backend() != "tensorflow", reason="is about TensorFlow"
+)
+class TensorFlowTest(testing.TestCase):
+    @parameterized.parameters(False, True)
+    def test_a_variable_that_is_not_of_keras_gets_its_gradient(self, compiled):
+        import tensorflow as tf
+
+        v = tf.Variable(X)
+
+        def run():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(remat(lambda x: tf.sin(x * v))(X))
+            return tape.gradient(loss, v)
+
+        found = tf.function(run)() if compiled else run()
+        self.assertAllClose(found, X * np.cos(X * X), atol=1e-5)

@@ -15,6 +15,7 @@ import contextlib
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
+from tensorflow.python.eager import tape as eager_tape
 from tensorflow.python.framework import op_callbacks
 
 from keras.src.backend.tensorflow import remat_keep
@@ -50,6 +51,8 @@ def checkpoint(run, inputs, policy=None):
     reads = [value for _, value in run.reads.values()]
     known = [*flat_inputs, *reads]
     variables = list(watcher.watched_variables())
+    for v in variables:  # those of Keras are read; tapes must hear of others
+        eager_tape.variable_accessed(v)
     flat_given = tf.nest.flatten(given, expand_composites=True)
     captured = seen.captured([*flat_given, *reads])
     flat_results = tf.nest.flatten(results, expand_composites=True)
