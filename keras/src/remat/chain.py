@@ -70,6 +70,10 @@ class Chain:
         copies: Bytes of copies of the weights of each node. Defaults to zeros.
         loss: Bytes that the loss and its gradient need between the forward
             and the backward run. Defaults to `0`.
+        waits: Whether cotangents of plain parts may all wait for their weight
+            gradients, as where an engine starts operations in no fixed
+            order. Then a plain part counts with all of them. Defaults to
+            `False`.
     """
 
     def __init__(
@@ -81,6 +85,7 @@ class Chain:
         scratch=None,
         copies=None,
         loss=0,
+        waits=False,
     ):
         n = self.n = len(saved)
         fields = {
@@ -106,6 +111,7 @@ class Chain:
         self.copies_before = _prefix(zeros if copies is None else copies)
         self.copies = int(self.copies_before[-1])
         self.loss = int(loss)
+        self.waits = waits
         self._set_values([Value(*v) for v in values])
 
     def _set_values(self, values):
@@ -128,6 +134,9 @@ class Chain:
         # Cotangents that wait while the backward of i runs; those of its
         # own outputs are scratch.
         self.passing = (self.crossing - ending)[: self.n]
+        made = np.zeros(self.n, np.int64)
+        np.add.at(made, self.producer, self.size * self.waits)
+        self.waiting_before = _prefix(made)
         # What is there when the backward arrives at a cut.
         self.arriving = self.grads_after + self.copies_before + self.crossing
 
@@ -180,15 +189,18 @@ class Chain:
         again = np.maximum(unit, run + self.arriving[stops])
         forward = worst(held[:-1] + scratch)
         keep, keep_plain = held[ends], saved[ends] + held_unsaved[ends]
-        loss = np.where(stops == self.n, self.loss, 0)
-        first = np.maximum(forward, keep + loss) + self.copies
-        plain = np.maximum(run, keep_plain + loss) + self.copies
+        ends_all = (stops == self.n) & (self.loss > 0)
+        first = np.maximum(forward, np.where(ends_all, keep + self.loss, 0))
+        first += self.copies
+        plain = np.where(ends_all, keep_plain + self.loss, 0)
+        plain = np.maximum(np.maximum(run, plain) + self.copies, back)
+        waiting = self.waiting_before[stops] - self.waiting_before[start]
         return {
             "keep": keep,
-            "keep_plain": keep_plain,
+            "keep_plain": keep_plain + waiting,
             "forward": forward,
             "run": run,
-            "plain": np.maximum(plain, back),
+            "plain": plain + waiting,
             "unit": unit,
             "again": again,
             "first": first,

@@ -55,7 +55,7 @@ class RematPlanTest(testing.TestCase):
         plain = model.remat_plan(BATCH).plain_bytes
         plan = model.remat_plan(BATCH, memory_budget=plain)
         self.assertEqual(plan.predicted_extra_flops, 0)
-        self.assertEqual(plan.predicted_bytes, plain)
+        self.assertLessEqual(plan.predicted_bytes, plain)
 
     def test_smaller_budgets_cost_more_arithmetic(self):
         model = residual_model()

@@ -34,7 +34,8 @@ def random_chain(n, rng):
                 saved[i] += size
             values.append((i, size, uses, is_saved))
     numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(4)]
-    return Chain(saved, values, *numbers, loss=rng.randint(0, 9))
+    loss, waits = rng.randint(0, 9), rng.choice([False, True])
+    return Chain(saved, values, *numbers, loss=loss, waits=waits)
 
 
 def splits(start, stop):

@@ -291,4 +291,5 @@ def chain_of(function, nodes, costs, has_loss=False):
         [c.scratch for c in costs],
         [c.copies for c in costs],
         results * engine().LOSS_COPIES,
+        not engine().ORDERS_PLAIN_PARTS,
     )

@@ -226,7 +226,14 @@ class ShownPlanTest(testing.TestCase):
         segments = plan.planned.segments
         kept = report.kept_by_node(plan.chain, segments)
         last, before = list(plan.chain.kept_before(segments))[-1]
-        self.assertEqual(kept[: last.start].sum(), before)
+        # Cotangents that wait are no residuals.
+        waiting = sum(
+            plan.chain.waiting_before[s.stop]
+            - plan.chain.waiting_before[s.start]
+            for s in segments[:-1]
+            if not s.remat
+        )
+        self.assertEqual(kept[: last.start].sum(), before - waiting)
 
     def test_picture_is_written_without_pyplot(self):
         pytest.importorskip("matplotlib")

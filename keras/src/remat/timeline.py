@@ -23,6 +23,7 @@ def _loss(chain, segments):
     else:
         kept += chain.held_from(start, chain.unsaved_size)[-1]
         kept += chain.saved_before[-1] - chain.saved_before[start]
+        kept += _waiting(chain, last)
     return [("loss", int(kept + chain.loss + chain.copies))]
 
 
@@ -31,6 +32,8 @@ def _forward(chain, label, segments, base):
     for segment, kept in chain.kept_before(segments):
         nodes = range(segment.start, segment.stop)
         held = base + kept + _held_forward(chain, segment)
+        if label == "forward" and not segment.remat:
+            held = held + _waiting(chain, segment)
         moments += [(f"{label} {i}", int(h)) for i, h in zip(nodes, held)]
     return moments
 
@@ -45,6 +48,11 @@ def _held_forward(chain, segment):
     return held if segment.remat else held + _saved(chain, segment)
 
 
+def _waiting(chain, segment):
+    before = chain.waiting_before
+    return before[segment.stop] - before[segment.start]
+
+
 def _saved(chain, segment):
     upto = chain.saved_before[segment.start + 1 : segment.stop + 1]
     return upto - chain.saved_before[segment.start]
@@ -57,6 +65,7 @@ def _backward(chain, segments, base, in_region=False):
             moments += _region(chain, segment, base + kept)
             continue
         held = base + kept + _held_backward(chain, segment, in_region)
+        held = held if in_region else held + _waiting(chain, segment)
         nodes = range(segment.start, segment.stop)
         pairs = zip(reversed(nodes), reversed(held))
         moments += [(f"backward {i}", int(h)) for i, h in pairs]
