@@ -217,6 +217,7 @@ class PlanningTest(testing.TestCase):
         self.assertAllClose(norm.moving_mean, np.zeros(6))
 
 
+@pytest.mark.requires_trainable_backend
 class RealRunsTest(testing.TestCase):
     def count(self, model, scope=None, x=X):
         def loss(x):
