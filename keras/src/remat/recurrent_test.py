@@ -1,5 +1,7 @@
 """Recurrent layers whose steps run again in parts."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from keras.src import ops
 from keras.src import testing
 from keras.src import utils
 from keras.src.backend.common import remat_test_utils
+from keras.src.remat import recurrent
 
 
 def stack():
@@ -42,7 +45,12 @@ class PartsOfTimeTest(testing.TestCase):
             for setting in (None, True):
                 model = stack()
                 model.remat = setting
-                self.compare(model, found, compiled)
+                with mock.patch.object(
+                    recurrent, "run_region", wraps=recurrent.run_region
+                ) as region:
+                    self.compare(model, found, compiled)
+                # Two directions and two more layers, in parts each.
+                self.assertEqual(region.call_count >= 4, setting is True)
             for plain, parts in zip(*found, strict=True):
                 self.assertAllClose(plain, parts, atol=1e-6)
 
