@@ -9,7 +9,7 @@ from keras.src import tree
 from keras.src.backend import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
-from keras.src.backend.common.remat_region import NoContext
+from keras.src.backend.common.remat_surroundings import NoContext
 from keras.src.backend.common.symbolic_scope import SymbolicScope
 from keras.src.remat.graph import attribute
 

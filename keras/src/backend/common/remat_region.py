@@ -20,8 +20,6 @@ This file knows no engine. An engine is the module `backend.core.remat_engine`
 (`keras/src/backend/<name>/remat.py`), see `checkpoint` there.
 """
 
-import contextlib
-import copy
 import functools
 
 from keras.src import tree
@@ -29,30 +27,15 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
-from keras.src.backend.common.remat_fields import gathered
-from keras.src.backend.common.remat_fields import spread
 from keras.src.backend.common.remat_later import warn_later
+from keras.src.backend.common.remat_results import Results
+from keras.src.backend.common.remat_results import engine
+from keras.src.backend.common.remat_results import is_variable
+from keras.src.backend.common.remat_surroundings import capture_surroundings
+from keras.src.backend.common.remat_surroundings import enter_surroundings
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-
-# Thread-local settings that change what a layer computes.
-SURROUNDINGS = (
-    "autocast_scope",
-    "current_call_ctx",
-    "distribution",
-    "dtype_policy",
-    "flash_attention",
-    "name_scope_stack",
-    "remat_depth",
-    "remat_inherited",
-    "remat_keeper",
-    "remat_marks",
-    "remat_units",
-    "remat_scope_stack",
-    "remat_time",
-    "torch_device",
-)
 
 
 def run_region(f, args=(), kwargs=None, policy=None, name=None):
@@ -90,12 +73,6 @@ def open_policies():
         policies.append(scope.run.policy)
         scope = scope.outer
     return [policy for policy in policies if policy is not None]
-
-
-def engine():
-    from keras.src import backend
-
-    return backend.core.remat_engine
 
 
 def outside(method):
@@ -197,7 +174,6 @@ class Run:
         self.outer = get_stateless_scope()
         self.policy = None
         self.reads = {}
-        self.specs = None
 
     def read(self, variable, outer):
         """The value that `variable` had when it was first met in this run."""
@@ -221,14 +197,13 @@ class Run:
         """Runs the callable; returns all its results as a flat list."""
         scope = RecordingScope(self, get_stateless_scope())
         with scope:
-            results = self.collect(scope, self.call(inputs))
+            self.results = Results(self.call(inputs), scope)
             self.unmasked = [
                 i for i in self.masked if get_keras_mask(inputs[i]) is None
             ]
         self.updated = list(scope.updated.values())
         self.loss_owners = scope.loss_owners
-        self.specs = [spec_of(x) for x in results]
-        return results
+        return self.results.release()
 
     def again(self, *inputs, values=()):
         """Runs it a further time from the noted state; drops all effects.
@@ -242,7 +217,7 @@ class Run:
         scope.state_mapping.update(zip(self.reads, values))
         try:
             with enter_surroundings(self.surroundings), scope:
-                results = self.collect(scope, self.call(inputs), check=True)
+                results = Results(self.call(inputs), scope)
         except Exception as e:
             if not engine().is_early_stop(e):
                 e.add_note(f"(while '{self.name}' ran again for its gradient)")
@@ -251,7 +226,7 @@ class Run:
             for i, mask in zip(self.masked, held):
                 set_keras_mask(inputs[i], mask)
         self.check(results)
-        return results
+        return results.release()
 
     def call(self, inputs):
         leaves = list(self.leaves)
@@ -262,142 +237,35 @@ class Run:
         args, kwargs = tree.pack_sequence_as(self.structure, leaves)
         return self.f(*args, **kwargs)
 
-    def collect(self, scope, outputs, check=False):
-        """All tensors that leave the region; what is no tensor stays here."""
-        outputs = spread(outputs)
-        leaves = tree.flatten(outputs)
-        at = [
-            i
-            for i, x in enumerate(leaves)
-            if engine().is_output(x) and not is_variable(x)
-        ]
-        tensors = [leaves[i] for i in at]
-        masks = [get_keras_mask(x) for x in tensors]
-        has_mask = [i for i, m in enumerate(masks) if m is not None]
-        updates, losses = scope.new_values(), list(scope.losses)
-        if not check:
-            for i in at:
-                leaves[i] = None
-            self.output_structure = tree.map_structure(lambda x: None, outputs)
-            self.output_leaves, self.output_places = leaves, at
-            self.output_masked = has_mask
-            self.sizes = (len(tensors), len(updates), len(losses))
-        return tensors + updates + losses + [masks[i] for i in has_mask]
-
     def check(self, results):
-        specs = [spec_of(x) for x in results]
-        if specs == self.specs:
+        if results.equals(self.results):
             return
         raise ValueError(
             "A rematerialized function must return values of the same "
             "structure, shape and dtype each time that it runs. "
             f"Received: function '{self.name}' returned "
-            f"{describe(self.specs)} in the forward pass and "
-            f"{describe(specs)} when it ran again for the backward pass. "
+            f"{self.results.describe()} in the forward pass and "
+            f"{results.describe()} when it ran again for the backward pass. "
             "Take out what changes between the runs (a Python counter, an "
             "unseeded draw), or leave this function out of rematerialization "
             "(`remat=False`)."
         )
 
-    def finish(self, results):
+    def finish(self, tensors):
         """Assigns, adds and attaches what the first run gave, once."""
-        n_out, n_update, n_loss = self.sizes
-        results = list(results)
-        tensors, results = results[:n_out], results[n_out:]
-        updates, results = results[:n_update], results[n_update:]
-        losses, masks = results[:n_loss], results[n_loss:]
-        for i, mask in zip(self.output_masked, masks):
-            set_keras_mask(tensors[i], mask)
+        outputs, updates, losses = self.results.divided(tensors)
         for i in self.unmasked:
             set_keras_mask(self.inputs[i], None)
         for variable, value in zip(self.updated, updates):
             variable.assign(value)
         for layer, loss in zip(self.loss_owners, losses):
             layer.add_loss(loss)
-        leaves = self.output_leaves
-        for i, x in zip(self.output_places, tensors):
-            leaves[i] = x
-        outputs = tree.pack_sequence_as(self.output_structure, leaves)
-        outputs = gathered(outputs)
         # From here on only later runs matter: hold nothing of this one.
-        self.output_leaves = self.updated = self.loss_owners = None
-        self.inputs = None
+        self.updated = self.loss_owners = self.inputs = None
         return outputs
-
-
-def is_variable(x):
-    from keras.src.backend.common.variables import Variable
-
-    return isinstance(x, Variable)
 
 
 def name_of(f):
     layer = getattr(getattr(f, "__self__", None), "name", None)
     name = getattr(f, "__qualname__", None) or repr(f)
     return f"{name} of {layer}" if layer else name
-
-
-def spec_of(x):
-    from keras.src.backend import standardize_dtype
-
-    try:
-        shape = tuple(x.shape)
-    except ValueError:  # of unknown rank
-        shape = None
-    return shape, standardize_dtype(x.dtype)
-
-
-def describe(specs):
-    return [
-        f"{dtype}{'[...]' if shape is None else list(shape)}"
-        for shape, dtype in specs
-    ]
-
-
-def capture_surroundings():
-    """A copy of the thread-local settings, safe against later changes."""
-    captured = {}
-    for name in SURROUNDINGS:
-        value = global_state.get_global_attribute(name)
-        if isinstance(value, list):
-            value = list(value)
-        captured[name] = value
-    context = captured["current_call_ctx"]
-    # Layers write into the context as they go, so take a copy; and have one
-    # always, or a layer would think that it is the outermost and clear losses.
-    captured["current_call_ctx"] = (
-        NoContext() if context is None else copy.copy(context)
-    )
-    return captured
-
-
-class NoContext:
-    """Stands for "no layer is being called" in a second run."""
-
-    entry_layer = None
-
-    def get_value(self, arg_name, default=None):
-        return getattr(self, arg_name, default)
-
-    def set_value(self, arg_name, value):
-        setattr(self, arg_name, value)
-
-
-@contextlib.contextmanager
-def enter_surroundings(captured):
-    names = (*captured, "traceback_filtering")
-    before = {n: global_state.get_global_attribute(n) for n in names}
-    for name, value in captured.items():
-        if isinstance(value, list):
-            value = list(value)
-        elif name == "current_call_ctx":
-            value = copy.copy(value)
-        global_state.set_global_attribute(name, value)
-    # torch ends a second run early by an exception. The traceback filter
-    # would rebuild it, and with it keep the frames and their tensors alive.
-    global_state.set_global_attribute("traceback_filtering", False)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            global_state.set_global_attribute(name, value)

@@ -1,8 +1,5 @@
 import collections
 import dataclasses
-import gc
-import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -10,12 +7,10 @@ from absl.testing import parameterized
 
 from keras.src import backend
 from keras.src import layers
-from keras.src import metrics
 from keras.src import ops
 from keras.src import testing
-from keras.src import utils
 from keras.src.backend.common import global_state
-from keras.src.backend.common import remat_region
+from keras.src.backend.common import remat_surroundings
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_op import remat
@@ -25,7 +20,6 @@ from keras.src.backend.common.remat_test_utils import Penalty
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
-from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
@@ -256,129 +250,6 @@ class StructureTest(testing.TestCase):
         self.assertAllClose(gradient, np.cos(X) * ~mask, atol=1e-5)
 
 
-@pytest.mark.requires_trainable_backend
-class VariableTest(testing.TestCase):
-    def test_closures_see_new_values(self):
-        v = backend.Variable(2.0)
-        f = remat(lambda x: ops.sum(ops.sin(x * v)))
-        for value in (2.0, 3.0):
-            v.assign(value)
-            loss, (gradient,), (gv,) = step(f, [X], [v])
-            self.assertAllClose(loss, np.sum(np.sin(X * value)), atol=1e-5)
-            self.assertAllClose(gradient, value * np.cos(X * value), atol=1e-5)
-            self.assertAllClose(gv, np.sum(X * np.cos(X * value)), atol=1e-5)
-
-    def test_closures_over_tensors_get_gradients(self):
-        def loss(x, y):
-            return ops.sum(remat(lambda x: ops.sin(x) * y)(x))
-
-        _, (_, gradient), _ = step(loss, [X, X])
-        self.assertAllClose(gradient, np.sin(X), atol=1e-5)
-
-    @parameterized.named_parameters(("eager", False), ("compiled", True))
-    def test_a_write_before_the_backward_run_does_not_leak(self, compiled):
-        v = backend.Variable(2.0, trainable=False)
-        f = remat(lambda x: ops.sin(x * v))
-
-        def loss(x):
-            y = f(x)
-            v.assign(5.0)
-            return ops.sum(y * v)
-
-        _, (gradient,), _ = step(loss, [X], [v], compiled)
-        self.assertAllClose(gradient, 10 * np.cos(2 * X), atol=1e-5)
-        self.assertAllClose(v, 5.0)
-
-    def test_a_write_inside_is_read_inside(self):
-        v = backend.Variable(2.0, trainable=False)
-
-        @remat
-        def f(x):
-            v.assign(v + 1.0)
-            y = ops.sin(x * v)
-            v.assign(v + 1.0)
-            return y
-
-        _, (gradient,), _ = step(lambda x: ops.sum(f(x)), [X], [v])
-        self.assertAllClose(gradient, 3 * np.cos(3 * X), atol=1e-5)
-        self.assertAllClose(v, 4.0)
-
-    def test_as_an_argument_and_in_a_closure_it_counts_once(self):
-        v = backend.Variable(X)
-        f = remat(lambda x, w: ops.sum(x * w * v))
-        _, _, (gradient,) = step(lambda x: f(x, v), [X], [v])
-        self.assertAllClose(gradient, 2 * X * X, atol=1e-5)
-
-    def test_a_stateless_scope_around_the_forward_run_is_kept(self):
-        v = backend.Variable(2.0)
-
-        def loss(x, w):
-            with StatelessScope([(v, w)]):
-                y = remat(lambda x: ops.sin(x * v))(x)
-            return ops.sum(y)
-
-        w = np.float32(3.0)
-        _, (gx, gw), _ = step(loss, [X, w])
-        self.assertAllClose(gx, 3 * np.cos(3 * X), atol=1e-5)
-        self.assertAllClose(gw, np.sum(X * np.cos(3 * X)), atol=1e-5)
-
-    def test_metrics_move_once(self):
-        mean = metrics.Mean()
-
-        @remat
-        def f(x):
-            mean.update_state(ops.mean(x))
-            return ops.sin(x)
-
-        step(lambda x: ops.sum(f(x)), [X + 1], mean.variables)
-        self.assertAllClose(mean.count, 1.0)
-        self.assertAllClose(mean.result(), 1.0, atol=1e-5)
-
-    @pytest.mark.skipif(
-        backend.backend() == "jax",
-        reason="a JAX step runs in a stateless scope, which makes no variables",
-    )
-    def test_variables_first_made_inside(self):
-        made = []
-
-        def f(x):
-            if not made:
-                made.append(backend.Variable(2 * np.ones((6,), "float32")))
-            return ops.sin(x * made[0])
-
-        _, (gradient,), _ = step(lambda x: ops.sum(remat(f)(x)), [X])
-        self.assertAllClose(gradient, 2 * np.cos(2 * X), atol=1e-5)
-        self.assertAllClose(made[0], 2 * np.ones((6,)))
-
-    def test_layers_first_built_inside(self):
-        dense = layers.Dense(3)
-        f = remat(lambda x: ops.sum(ops.sin(dense(x))))
-        step(f, [X])
-        self.assertTrue(dense.built)
-        for v in dense.variables:
-            self.assertEqual(backend.convert_to_numpy(v).shape, tuple(v.shape))
-        expected = step(
-            lambda x: ops.sum(ops.sin(dense(x))), [X], dense.variables
-        )
-        found = step(f, [X], dense.variables)
-        self.assertAllClose(found[1][0], expected[1][0], atol=1e-5)
-        self.assertAllClose(found[2][0], expected[2][0], atol=1e-5)
-
-    @pytest.mark.skipif(
-        backend.backend() != "torch", reason="only torch writes in place"
-    )
-    def test_a_write_in_place_is_refused(self):
-        import torch
-
-        v = backend.Variable(2.0, name="scale")
-        x = torch.tensor(X, requires_grad=True)
-        loss = torch.sum(remat(lambda x: ops.sin(x * v))(x))
-        with torch.no_grad():
-            v.value.add_(1.0)
-        with self.assertRaisesRegex(RuntimeError, "scale"):
-            loss.backward()
-
-
 class PlainBackendTest(testing.TestCase):
     def test_results_are_those_of_the_function(self):
         counter = Counter()
@@ -393,7 +264,7 @@ class PlainBackendTest(testing.TestCase):
 @pytest.mark.requires_trainable_backend
 class FailureTest(testing.TestCase):
     def thread_state(self):
-        names = (*remat_region.SURROUNDINGS, "traceback_filtering")
+        names = (*remat_surroundings.SURROUNDINGS, "traceback_filtering")
         found = {n: global_state.get_global_attribute(n) for n in names}
         return {**found, "scope": get_stateless_scope()}
 
@@ -462,145 +333,5 @@ class FailureTest(testing.TestCase):
         with self.assertRaises((ValueError, RuntimeError)) as caught:
             step(lambda x: ops.sum(ops.sin(fickle(x))), [X])
         notes = getattr(caught.exception, "__notes__", [])
-        text = " ".join([str(caught.exception), *notes])
-        # torch compares what it saves, before the function ends.
-        by_torch = "torch.utils.checkpoint: Recomputed values" in text
-        self.assertTrue("fickle" in text or by_torch, msg=text)
+        self.assertIn("fickle", " ".join([str(caught.exception), *notes]))
         self.assertEqual(self.thread_state(), before)
-
-
-@pytest.mark.skipif(backend.backend() != "torch", reason="is about torch")
-class TorchTest(testing.TestCase):
-    def test_no_reference_cycle_holds_an_activation(self):
-        import torch
-
-        utils.traceback_utils.enable_traceback_filtering()
-        self.addCleanup(utils.traceback_utils.disable_traceback_filtering)
-        born = []
-        dense, add = layers.Dense(6, activation="gelu"), layers.Add()
-
-        @remat
-        def f(x):
-            y = dense(x)
-            z = add([y, dense(y)])
-            born.extend(weakref.ref(t) for t in (y, z))
-            return dense(z)
-
-        x = torch.tensor(X, requires_grad=True)
-        f(x)
-        born.clear()
-        gc.collect()
-        gc.disable()
-        try:
-            y = f(x)
-            self.assertEqual([r() for r in born], [None, None])
-            torch.sum(y).backward()
-            self.assertLen(born, 4)
-            self.assertEqual([r() for r in born], [None] * 4)
-        finally:
-            gc.enable()
-
-    def test_the_early_stop_leaves_no_state(self):
-        import torch
-
-        count = Counter()
-        count.build(None)
-        names = (*remat_region.SURROUNDINGS, "traceback_filtering")
-        finished = []
-
-        @remat
-        def f(x):
-            y = ops.sin(count(x))  # the last value that is saved
-            y = y + 1
-            finished.append(1)
-            return y
-
-        before = {n: global_state.get_global_attribute(n) for n in names}
-        x = torch.tensor(X, requires_grad=True)
-        torch.sum(f(x)).backward()
-        after = {n: global_state.get_global_attribute(n) for n in names}
-        self.assertLen(finished, 1)
-        self.assertEqual(after, before)
-        self.assertIsNone(get_stateless_scope())
-        self.assertEqual(int(count.count), 1)
-
-    def test_the_backward_pass_may_run_in_another_thread(self):
-        import torch
-
-        x = torch.tensor(X, requires_grad=True)
-        layer = Inferring(True)
-        y = torch.sum(torch.sin(layer(x, training=True)))
-        thread = threading.Thread(target=y.backward)
-        thread.start()
-        thread.join()
-        plain = Inferring(False)
-        z = torch.tensor(X, requires_grad=True)
-        torch.sum(torch.sin(plain(z, training=True))).backward()
-        self.assertAllClose(x.grad, z.grad, atol=1e-6)
-
-    def test_frozen_weights_are_not_copied(self):
-        import torch
-
-        v = backend.Variable(X, trainable=False)
-        v.assign(2 * X)
-        pointer = v.value.data_ptr()
-        x = torch.tensor(X, requires_grad=True)
-        seen = []
-
-        @remat
-        def f(x):
-            seen.append(ops.convert_to_tensor(v).data_ptr())
-            return ops.sin(x * v)
-
-        torch.sum(f(x)).backward()
-        self.assertEqual(seen, [pointer, pointer])
-
-
-@pytest.mark.skipif(backend.backend() != "jax", reason="is about JAX")
-class JaxTest(testing.TestCase):
-    def test_eager_steps_compile_nothing_new(self):
-        import jax
-
-        compiled = []
-
-        def listen(event, duration, **kwargs):
-            if "compile" in event:
-                compiled.append(event)
-
-        dense = layers.Dense(6, activation="gelu")
-        dense.build((None, 6))
-        f = remat(lambda x: dense(ops.sin(x)))
-
-        def one_step():
-            step(lambda x: ops.sum(f(x)), [X], dense.variables)
-
-        one_step()
-        one_step()
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
-            for _ in range(10):
-                one_step()
-            self.assertEqual(compiled, [])
-            jax.jit(lambda x: x * 3.25 + len(compiled))(X)
-            self.assertNotEqual(compiled, [])  # the listener does hear
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@pytest.mark.skipif(
-    backend.backend() != "tensorflow", reason="is about TensorFlow"
-)
-class TensorFlowTest(testing.TestCase):
-    @parameterized.parameters(False, True)
-    def test_a_variable_that_is_not_of_keras_gets_its_gradient(self, compiled):
-        import tensorflow as tf
-
-        v = tf.Variable(X)
-
-        def run():
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(remat(lambda x: tf.sin(x * v))(X))
-            return tape.gradient(loss, v)
-
-        found = tf.function(run)() if compiled else run()
-        self.assertAllClose(found, X * np.cos(X * X), atol=1e-5)

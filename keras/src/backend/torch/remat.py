@@ -6,12 +6,43 @@ as soon as it has all that it needs. That exception must reach torch untouched
 """
 
 import contextlib
+import threading
 import weakref
 
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
 from keras.src.backend.torch import remat_keep
+
+# torch compares what the second run saves with what the first one saved, and
+# says what differs. This is its own check, with the region's name added.
+CHECK = "keras_region"
+
+
+class Regions(threading.local):
+    """The names of the regions that are in their first run."""
+
+    def __init__(self):
+        self.names = []
+
+
+regions = Regions()
+
+
+class Saved(dict):
+    """What torch compares of a saved tensor, and the region that saved it."""
+
+    def __repr__(self):
+        return f"{super().__repr__()} in '{self.region}'"
+
+
+def saved_spec(x):
+    spec = Saved(shape=tuple(x.shape), dtype=x.dtype, device=x.device)
+    spec.region = regions.names[-1] if regions.names else "the second run"
+    return spec
+
+
+torch_checkpoint._allowed_determinism_checks_to_fns[CHECK] = saved_spec
 
 
 @torch._dynamo.disable
@@ -31,17 +62,15 @@ def checkpoint(run, inputs, policy=None):
     def first_or_again(*inputs):
         return next(turn, run.again)(*inputs)
 
-    if policy is None:
-        return torch_checkpoint.checkpoint(
-            first_or_again, *inputs, use_reentrant=False
-        )
-    keeper = remat_keep.Keeper(policy)
-    return torch_checkpoint.checkpoint(
-        first_or_again,
-        *inputs,
-        use_reentrant=False,
-        context_fn=lambda: (keeper, keeper.giver()),
-    )
+    settings = {"use_reentrant": False, "determinism_check": CHECK}
+    if policy is not None:
+        keeper = remat_keep.Keeper(policy)
+        settings["context_fn"] = lambda: (keeper, keeper.giver())
+    regions.names.append(run.name)
+    try:
+        return torch_checkpoint.checkpoint(first_or_again, *inputs, **settings)
+    finally:
+        regions.names.pop()
 
 
 def name_value(x, name):
