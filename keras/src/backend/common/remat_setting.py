@@ -1,6 +1,7 @@
 """The `remat` setting of a layer: `layer.remat`, saved with the layer."""
 
 import functools
+import inspect
 
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
@@ -8,6 +9,12 @@ from keras.src.backend.common.remat_scope import RematScope
 
 class RematLayer:
     """Gives layers a `remat` setting that survives their configuration."""
+
+    def __new__(cls, *args, **kwargs):
+        # Not for the config that Keras makes by itself, which has it anyway.
+        if "remat" not in inspect.signature(cls.__init__).parameters:
+            kwargs.pop("remat", None)
+        return super().__new__(cls, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -17,6 +24,8 @@ class RematLayer:
         if isinstance(vars(cls).get("from_config"), classmethod):
             original = vars(cls)["from_config"].__func__
             cls.from_config = classmethod(applying_setting(original))
+        if "__init__" in vars(cls):
+            cls.__init__ = accepting_setting(vars(cls)["__init__"])
 
     @property
     def remat(self):
@@ -135,6 +144,25 @@ def applying_setting(from_config):
         layer.remat = setting
         return layer
 
+    return wrapper
+
+
+def accepting_setting(init):
+    """Makes a constructor that passes no other keywords on take `remat`."""
+    signature = inspect.signature(init)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD or parameter.name == "remat":
+            return init
+
+    @functools.wraps(init)
+    def wrapper(self, *args, remat=None, **kwargs):
+        get_setting(remat)  # a wrong one is refused before anything is made
+        init(self, *args, **kwargs)
+        if remat is not None:
+            self.remat = remat
+
+    # Keras makes configs by itself from the names of the arguments.
+    wrapper.__signature__ = signature
     return wrapper
 
 

@@ -1,4 +1,5 @@
 import copy
+import inspect
 import os
 import pickle
 
@@ -92,6 +93,51 @@ class RematSettingTest(testing.TestCase):
             Subclassed(remat=setting),
         ):
             self.assertEqual(layer.remat, setting, msg=repr(layer))
+
+    def test_a_constructor_without_other_keywords_takes_it(self):
+        class Scaled(layers.Layer):
+            def __init__(self, units, factor=2.0):
+                super().__init__()
+                self.units, self.factor = units, factor
+
+        class Open(layers.Layer):
+            def __init__(self, units, **kwargs):
+                super().__init__(**kwargs)
+                self.units = units
+
+        class Named(layers.Layer):
+            def __init__(self, remat=None):
+                super().__init__()
+                self.mine = remat
+
+        policy = RematPolicy(keep=["wave"])
+        for layer in (
+            Scaled(3, 4.0, remat=policy),
+            Open(3, remat=policy),
+            layers.SpatialDropout1D(0.5, remat=True),
+            layers.Discretization(num_bins=3, remat=True),
+            layers.Pipeline([layers.Rescaling(0.5)], remat=True),
+        ):
+            self.assertIn(layer.remat, (True, policy))
+            self.assertIn("remat", layer.get_config())
+            if not isinstance(layer, Scaled):  # Keras asks for `**kwargs`
+                copy = type(layer).from_config(layer.get_config())
+                self.assertEqual(copy.remat, layer.remat)
+        self.assertEqual(Scaled(3, 4.0).get_config()["units"], 3)
+        self.assertNotIn("remat", Scaled(3, 4.0).get_config())
+        self.assertIsNone(Named(remat="mine").remat)
+        with self.assertRaisesRegex(ValueError, "`remat` must be"):
+            layers.SpatialDropout1D(0.5, remat="fulll")
+
+    def test_the_constructor_of_every_layer_takes_it(self):
+        for name, cls in vars(layers).items():
+            if not isinstance(cls, type) or not issubclass(cls, layers.Layer):
+                continue
+            found = inspect.signature(cls.__init__, follow_wrapped=False)
+            kinds = [p.kind for p in found.parameters.values()]
+            takes = inspect.Parameter.VAR_KEYWORD in kinds
+            wrapped = hasattr(cls.__init__, "__wrapped__")
+            self.assertTrue(takes or wrapped, msg=name)
 
     def test_the_word_full_means_true(self):
         self.assertIs(layers.Dense(2, remat="full").remat, True)
