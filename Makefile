@@ -108,7 +108,7 @@ mutation: setup  ## show that a test fails without each patch
 demo: $(VENV)/.have-$(ONE) $(VENV)/.have-wheel  ## build, install, run the demo
 	KERAS_BACKEND=$(ONE) $(BIN)/python examples/demo.py
 
-bench: $(VENV)/.have-$(ONE) $(VENV)/.have-wheel  ## benchmarks; MODEL=name
+bench: $(VENV)/.have-$(ONE) $(VENV)/.have-hub $(VENV)/.have-wheel  ## benchmarks; MODEL=name
 	KERAS_BACKEND=$(ONE) $(BIN)/python benchmarks/run.py \
 		--backend $(ONE) $(if $(MODEL),--model $(MODEL))
 

@@ -152,6 +152,11 @@ def tensorflow_ordered(section, given):
     return run(*given)
 
 
+def region(section, given):
+    """The same section as a region of ours."""
+    return keras.remat(section)(*given)
+
+
 WAYS = {
     "jax": {"by hand": jax_checkpoint},
     "torch": {

@@ -1,7 +1,11 @@
 """Pictures of measurements."""
 
-import matplotlib.pyplot as plt
-from matplotlib.patches import Patch
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
 
 MIB = 2**20
 COLORS = ["#8a8f98", "#d9480f", "#1864ab", "#2b8a3e", "#862e9c"]
@@ -78,77 +82,104 @@ def positions(timeline):
     return [k / count for k in range(len(timeline))]
 
 
-STRATEGY_COLORS = {
-    "full": "#d9480f",
-    "budget 0.5": "#f59f00",
-    "budget 0.25": "#e8590c",
-    "keep matmuls": "#ffc078",
-    "by hand": "#1864ab",
-    "by hand, ordered": "#74c0fc",
-    "by hand, no early stop": "#4dabf7",
-    "stock full": "#8a8f98",
+# Ours in warm colours, the engine's own in blue, stock in grey.
+STRATEGIES = {
+    "full": ("#d9480f", "o"),
+    "region per block": ("#f08c00", "s"),
+    "keep matmuls": ("#e599f7", "D"),
+    "budget 0.5": ("#2b8a3e", ">"),
+    "budget 0.25": ("#2b8a3e", "<"),
+    "by hand": ("#1864ab", "X"),
+    "by hand, ordered": ("#4dabf7", "P"),
+    "by hand, no early stop": ("#4dabf7", "P"),
+    "stock full": ("#212529", "v"),
 }
+FAR = 1.2  # Where the axis ends; what lies beyond is written there.
 
 
-def draw_shares(path, shares):
+def draw_shares(path, groups):
     """Draws peak memory as a share of plain training.
 
     Args:
         path: Where to write the picture.
-        shares: Nested dictionary: backend, model, strategy, share.
+        groups: Nested dictionary: backend, model, list of results.
     """
-    if not shares:
-        return
+    names = list(dict.fromkeys(m for x in groups.values() for m in x))
+    names = [n for n in names if n != "chain"]
     figure, grid = plt.subplots(
-        len(shares),
         1,
-        figsize=(10, 0.6 + 2.8 * len(shares)),
+        len(groups),
+        figsize=(4.2 * len(groups), 1.5 + 0.85 * len(names)),
         layout="constrained",
         dpi=110,
+        sharey=True,
         squeeze=False,
     )
-    for (backend, models), axes in zip(shares.items(), grid[:, 0]):
-        draw_bars(axes, backend, models)
+    for (backend, models), axes in zip(groups.items(), grid[0]):
+        for i, name in enumerate(names):
+            draw_model(axes, i, models.get(name, ()))
+        dress(axes, backend, names)
+    handles = [
+        Line2D([], [], color=c, marker=m, linestyle="", label=s)
+        for s, (c, m) in STRATEGIES.items()
+    ]
     figure.legend(
-        handles=[Patch(color=c, label=s) for s, c in STRATEGY_COLORS.items()],
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
+        handles=handles, loc="outside lower center", ncols=5, frameon=False
     )
     figure.suptitle(
-        "Peak memory of a training step, as a share of plain training",
+        "Peak memory of a training step as a share of plain training "
+        "(hollow: wrong numbers)",
         weight="bold",
     )
     save(figure, path)
 
 
-def draw_bars(axes, backend, models):
-    used = {s for values in models.values() for s in values}
-    strategies = [s for s in STRATEGY_COLORS if s in used]
-    width = 0.84 / len(strategies)
-    for k, strategy in enumerate(strategies):
-        for i, values in enumerate(models.values()):
-            if strategy in values:
-                x = i + (k + 0.5) * width - 0.42
-                draw_bar(axes, x, width, strategy, values[strategy])
-    axes.axhline(1, color="#495057", linewidth=0.8, linestyle=":")
-    axes.set_xticks(range(len(models)), list(models))
+def dress(axes, backend, names):
+    axes.axvline(1, color="#868e96", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, FAR + 0.05)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axes.grid(axis="x", color="#e9ecef", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
     axes.set_title(backend, loc="left")
-    axes.set_ylabel("share of plain")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def draw_bar(axes, x, width, strategy, value):
-    color = STRATEGY_COLORS[strategy]
-    axes.bar(x, value or 0, 0.92 * width, color=color)
-    text, turn = (f"{value:.2f}", 0) if value else ("fails", 90)
-    axes.text(
-        x,
-        (value or 0) + 0.02,
-        text,
-        ha="center",
-        va="bottom",
-        fontsize=7,
-        rotation=turn,
-        color="black" if value else color,
+def draw_model(axes, height, group):
+    """The strategies of one model, one below the other."""
+    names = list(STRATEGIES)
+    axes.axhline(height + 0.5, color="#ced4da", linewidth=0.6)
+    for found in group:
+        base = found["rows"].get("plain", {}).get("peak")
+        for name, row in found["rows"].items():
+            if name not in STRATEGIES or not base:
+                continue
+            k = names.index(name) - (name == "by hand, no early stop")
+            y = height + 0.8 * (k - (len(names) - 2) / 2) / len(names)
+            draw_strategy(axes, y, name, row, base)
+
+
+def draw_strategy(axes, y, name, row, base):
+    color, marker = STRATEGIES[name]
+    if "error" in row:
+        stock = name.startswith("stock")
+        text = "stock fails" if stock else f"{name}: not possible"
+        axes.text(
+            FAR, y, text, fontsize=6, ha="right", va="center", color=color
+        )
+        return
+    share = row["peak"] / base
+    face = "white" if row["fault"] else color
+    axes.plot(
+        [min(share, FAR)],
+        [y],
+        marker,
+        color=color,
+        markerfacecolor=face,
+        markersize=5.5,
     )
+    if share > FAR:
+        text = f"{share:.1f} "
+        axes.text(FAR - 0.03, y, text, fontsize=6, ha="right", va="center")

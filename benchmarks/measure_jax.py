@@ -15,7 +15,10 @@ def prepare():
 
 
 def of_step(model, x, y):
-    compiled = compile_step(model, x, y)
+    return usage(compile_step(model, x, y), model, x, y)
+
+
+def usage(compiled, model, x, y):
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     cost = compiled.cost_analysis() or {}
@@ -32,18 +35,60 @@ def lower_step(model, x, y):
     import jax
 
     model._symbolic_build(data_batch=(x, y))
-    state = model._get_jax_state(
-        trainable_variables=True,
-        non_trainable_variables=True,
-        optimizer_variables=True,
-        metrics_variables=True,
-    )
+    state = [[v.value for v in part] for part in parts(model)]
     step = jax.jit(model.train_step, donate_argnums=0)
-    return step.lower(state, (x, y))
+    return step.lower(tuple(state), (x, y))
 
 
-def compile_step(model, x, y):
-    return lower_step(model, x, y).compile(compiler_options=BARRIERS | FAST)
+def parts(model):
+    """The variables of a model, as the trainer's step takes them."""
+    return (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+
+
+def compile_step(model, x, y, options=FAST):
+    return lower_step(model, x, y).compile(compiler_options=BARRIERS | options)
+
+
+class Step:
+    """The compiled step: the program that is run is the one that is measured.
+
+    As the trainer does between batches, it leaves the variables alone, until
+    `settle` is called.
+    """
+
+    def __init__(self, model, x, y):
+        self.model, self.x, self.y = model, x, y
+        self.compiled = compile_step(model, x, y, options={})
+        self.state = None
+
+    def __call__(self):
+        import jax
+        import numpy as np
+
+        if self.state is None:  # copies, as the step writes over them
+            state = [[v.value for v in part] for part in parts(self.model)]
+            self.state = jax.tree.map(lambda x: x.copy(), state)
+        kept, metrics = self.state[:3], self.state[3]
+        fresh = [np.zeros(x.shape, x.dtype) for x in metrics]
+        data = (self.x, self.y)
+        logs, self.state = self.compiled((*kept, fresh), data)
+        return float(logs["loss"])
+
+    def settle(self):
+        if self.state is not None:
+            for variables, values in zip(parts(self.model), self.state):
+                for v, value in zip(variables, values):
+                    v.assign(value)
+        self.state = None
+
+    def usage(self):
+        self.settle()
+        return usage(self.compiled, self.model, self.x, self.y)
 
 
 def held(model, x, y):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import graph_tensorflow
 from measure import Usage
 from measure import thinned
 
@@ -58,7 +59,11 @@ def of_step(model, x, y):
     if not counting():
         return Usage(None, None, None, [], None)
     peak, alive = watched(lambda: model.train_on_batch(x, y))
-    return Usage(peak, None, None, *thinned(alive, None))
+    eager = model.run_eagerly
+    held, flops = (
+        (None, None) if eager else graph_tensorflow.of_step(model, x, y)
+    )
+    return Usage(peak, held, flops, *thinned(alive, None))
 
 
 def watched(run):

@@ -70,7 +70,18 @@ def mlp(depth=64, width=128, batch=2048):
     return Case(model, data, data, loss, r"block\d+")
 
 
-def resnet50(size=64, batch=8):
+def chain(depth=200, width=8, batch=4, blocks=64):
+    """Hardly any arithmetic: what is seen is the cost of the blocks."""
+    inputs = x = keras.Input((width,))
+    for k in range(depth):
+        name = f"block{k * blocks // depth}_dense{k}"
+        x = layers.Dense(width, activation="relu", name=name)(x)
+    data = floats(batch, width)
+    loss = keras.losses.MeanSquaredError()
+    return Case(keras.Model(inputs, x), data, data, loss, r"block\d+")
+
+
+def resnet50(size=64, batch=16):
     model = keras.applications.ResNet50(
         weights=None,
         input_shape=(size, size, 3),
@@ -80,7 +91,7 @@ def resnet50(size=64, batch=8):
     return images(model, size, batch, r"conv\d_block\d+")
 
 
-def efficientnet(size=64, batch=8):
+def efficientnet(size=64, batch=16):
     model = keras.applications.EfficientNetV2B0(
         weights=None,
         input_shape=(size, size, 3),
@@ -95,7 +106,7 @@ def images(model, size, batch, block):
     return Case(model, x, y, classes(), block)
 
 
-def deep_residual(blocks=200, width=16, size=16, batch=8):
+def deep_residual(blocks, width, batch, size=16):
     """A block by hand is about sqrt(n) residual blocks."""
     group = round(blocks**0.5)
     inputs = keras.Input((size, size, 3))
@@ -112,8 +123,9 @@ def deep_residual(blocks=200, width=16, size=16, batch=8):
     return images(model, size, batch, r"group\d+")
 
 
-def deep_residual_1000():
-    return deep_residual(1000, width=8, batch=4)
+def residual1000():
+    """500 residual blocks of two convolutions."""
+    return deep_residual(500, width=8, batch=4)
 
 
 def lstm(units=128, steps=128, batch=16, features=32):
@@ -182,11 +194,10 @@ BUILDERS = {
     "efficientnet": efficientnet,
     "unet": unet,
     "lstm": lstm,
-    "deep200": deep_residual,
-    "deep1000": deep_residual_1000,
+    "residual1000": residual1000,
     "kerashub": kerashub,
+    "chain": chain,
 }
-DEFAULT = [name for name in BUILDERS if name != "deep1000"]
 
 
 def build(name, scope=None):

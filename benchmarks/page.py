@@ -1,156 +1,166 @@
 """docs/benchmarks.md, its chart, and the tables of the terminal."""
 
 import json
-import platform
 
-import matplotlib
+import chart
+import tables
 from rich.table import Table
 
-matplotlib.use("Agg")
-
-import chart  # noqa: E402
-
-MIB = 2**20
-PLAIN, STOCK = "plain", "stock full"
-HEADS = ("peak", "kept", "arithmetic", "step time", "first step", "equal")
+BACKENDS = ("jax", "tensorflow", "torch")
+MODELS = (
+    "gpt",
+    "mlp",
+    "resnet50",
+    "efficientnet",
+    "unet",
+    "lstm",
+    "residual1000",
+    "kerashub",
+)
+MODES = {"tensorflow": ("gpt-eager", "gpt-xla")}
 INTRODUCTION = """# Benchmarks
 
-`make bench` (or `python benchmarks/run.py`) wrote this page; do not edit it.
+`make bench BACKEND=jax`, `tensorflow` and `torch` wrote this page; do not edit
+it. `MODEL=gpt` measures one model; a run that was interrupted goes on where it
+stopped, and `python benchmarks/run.py --again` starts over.
 
-Each model is trained by the same program: plain, with the settings of this
-fork, with the engine's own checkpoint written by hand around each block
-(`jax.checkpoint`, `tf.recompute_grad`, `torch.utils.checkpoint`), and by Keras
-3.15.1 from the registry in `RematScope("full")`. What the columns say:
+Each model is trained by the same program: plain; with `model.remat = True`
+(*full*); with one `keras.remat` around each block (*region per block*); with
+the engine's own checkpoint around the same blocks (*by hand*:
+`jax.checkpoint`, `tf.recompute_grad`, `torch.utils.checkpoint`); with memory
+budgets and a policy; and by Keras 3.15.1 from the registry in
+`RematScope("full")` (*stock full*). What the columns say:
 
 - *peak*: the most bytes alive in one step of `train_on_batch` beyond weights,
   optimizer and batch, and its share of the plain step. No clock is involved:
-  XLA's own buffer assignment (JAX), calls of malloc (TensorFlow graphs), events
-  of the CPU allocator (torch).
+  XLA's own buffer assignment (JAX), calls of malloc (TensorFlow), events of
+  the CPU allocator (torch).
 - *kept*: bytes that the forward pass keeps for the backward pass.
-- *arithmetic*: operations, by XLA's cost analysis or torch's counter.
-- *step time*: median of ratios to a plain step, both run in turn in one
-  process. Wall times of this machine say nothing else.
-- *first step*: processor time to trace, compile and run, as a ratio.
-- *equal*: whether loss, state and the change of the weights agree with the
-  plain model after a step: to 0.1 percent, or as far as two plain models do
-  whose weights differ in the last digits (which ResNet50 at its first weights
-  amplifies). A checkpoint by hand that ignores state does not.
+- *arithmetic*: operations, by XLA's cost analysis, or of matrix products and
+  convolutions in TensorFlow's graph and by torch's counter.
+- *step time*: ratio to a plain step, the median over rounds in which each
+  strategy makes a step, and its standard error. It is processor time on one
+  core, as other programs ran on this machine.
+- *first step*: processor time to plan, trace and compile, and its ratio to the
+  plain step's where that compiles too.
+- *equal*: whether losses, weights, statistics and seeds agree with the plain
+  model after two steps: to 0.01 percent of what training changed, or as far as
+  rounding explains (`benchmarks/equal.py`). A checkpoint by hand that ignores
+  state does not.
 
 On JAX all rows are compiled without the pass by which XLA:CPU undoes
-rematerialization, so that they show what accelerators do. TensorFlow on CPU
-tells neither kept bytes nor arithmetic.
+rematerialization, so that they show what accelerators do. TensorFlow runs
+without oneDNN, whose buffers malloc does not see. `gpt-eager` is the GPT with
+`run_eagerly=True`, `gpt-xla` that with `jit_compile=True`.
+"""
+BESIDE = """## A region per block beside the engine's own checkpoint
+
+Ratios of *region per block* to *by hand*, both around the same blocks. Wanted:
+a peak of at most 1.02, a step of at most 1.05 where the step is compiled and
+1.10 where it is eager.
+"""
+CHAIN = """## Tracing and compiling 64 regions
+
+Processor time to trace and compile a chain of 200 layers of eight units in 64
+regions, as a ratio to the plain chain.
+"""
+CALLS = """## Python in a call
+
+One Dense(8) on two rows, eager: the fastest of many calls. On JAX each
+gradient is traced anew; in a compiled step none of this is left.
 """
 
 
+def planned():
+    """All there is to measure: backend, model, whether stock Keras."""
+    tasks = []
+    for backend in BACKENDS:
+        for model in (*MODELS, "calls"):
+            tasks += [(backend, model, False), (backend, model, True)]
+        tasks.append((backend, "chain", False))
+        tasks += [(backend, model, False) for model in MODES.get(backend, ())]
+    return tasks
+
+
+def path_of(folder, backend, model, stock):
+    return folder / f"{backend}-{model}{'-stock' if stock else ''}.json"
+
+
 def read(folder):
-    """All rows that were measured."""
-    return [
-        json.loads(line)
-        for path in sorted(folder.glob("*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    """What was measured, in the order of the plan."""
+    paths = [path_of(folder, *task) for task in planned()]
+    return [json.loads(p.read_text()) for p in paths if p.exists()]
 
 
-def groups(rows, backend):
-    """Rows of each model: the fork's, then stock's with its own plain one."""
-    found = {}
-    for row in rows:
-        if row["backend"] == backend:
-            found.setdefault(row["model"], []).append(row)
-    return found
+def missing(folder):
+    """What was not measured, or not to its end: a line for each backend."""
+    lines = {}
+    for backend, model, stock in planned():
+        path = path_of(folder, backend, model, stock)
+        label = f"{model} with stock Keras" if stock else model
+        if not path.exists():
+            lines.setdefault(backend, []).append(label)
+        elif not json.loads(path.read_text())["complete"]:
+            lines.setdefault(backend, []).append(f"{label} (interrupted)")
+    return [f"{b}: {', '.join(labels)}" for b, labels in lines.items()]
 
 
-def base_of(row, group):
-    for other in group:
-        if other["strategy"] == PLAIN and other["keras"] == row["keras"]:
-            return other
-    return row
+def models_of(all_found, backend):
+    """Lists of the fork's and stock's results, by model."""
+    groups = {}
+    for found in all_found:
+        if found["backend"] == backend and found["model"] != "calls":
+            groups.setdefault(found["model"], []).append(found)
+    return groups
 
 
-def listed(group):
-    """The rows to show: one plain row, then each strategy."""
-    plain = [r for r in group if r["strategy"] == PLAIN][:1]
-    return plain + [r for r in group if r["strategy"] != PLAIN]
-
-
-def cells(row, base):
-    if "error" in row:
-        return ["-"] * 5 + [row["error"]]
-    return [
-        size(row["peak"], base.get("peak")),
-        size(row["held"], base.get("held")),
-        share(row["flops"], base.get("flops")),
-        f"{row['time']:.2f}",
-        f"{row['compile']:.2f}",
-        "yes" if row["equal"] else "NO: wrong numbers",
-    ]
-
-
-def size(value, base):
-    if value is None:
-        return "-"
-    return f"{value / MIB:.1f} MiB ({share(value, base)})"
-
-
-def share(value, base):
-    return f"{value / base:.2f}" if value is not None and base else "-"
-
-
-def show(rows, backend, console):
-    for model, group in groups(rows, backend).items():
-        table = Table(title=f"{model}, {backend}")
-        table.add_column("strategy")
-        for head in HEADS:
-            table.add_column(head, justify="right")
-        for row in listed(group):
-            table.add_row(row["strategy"], *cells(row, base_of(row, group)))
-        console.print(table)
-
-
-def markdown(rows):
-    parts = [INTRODUCTION, "![Peak memory](benchmarks.png)\n"]
-    for backend in sorted({r["backend"] for r in rows}):
-        found = groups(rows, backend)
-        engine = next(iter(found.values()))[0]["engine"]
-        parts.append(f"## {backend} {engine}\n")
-        for model, group in found.items():
-            parts.append(f"### {model} on {backend}\n")
-            parts.append("| strategy | " + " | ".join(HEADS) + " |")
-            parts.append("| --- |" + " ---: |" * len(HEADS))
-            for row in listed(group):
-                values = cells(row, base_of(row, group))
-                values = [v.replace("|", "\\|") for v in values]
-                line = " | ".join([row["strategy"], *values])
-                parts.append(f"| {line} |")
-            parts.append("")
-    versions = sorted({f"Keras {r['keras']}" for r in rows})
-    python = f"Python {platform.python_version()}"
-    parts.append(f"Versions: {', '.join([*versions, python])}.\n")
+def markdown(all_found, left_out):
+    parts = [INTRODUCTION, versions(all_found)]
+    parts.append("![Peak memory](benchmarks.png)\n")
+    parts += [BESIDE, tables.markdown(tables.beside_table(all_found))]
+    parts += [CHAIN, tables.markdown(tables.chain_table(all_found))]
+    parts += [CALLS, tables.markdown(tables.calls_table(all_found))]
+    for backend in BACKENDS:
+        for model, group in models_of(all_found, backend).items():
+            parts.append(f"## {model} on {backend}\n")
+            parts.append(tables.markdown(tables.model_table(group)))
+    if left_out:
+        parts.append("## Not measured yet\n")
+        parts.append("\n".join(f"- {line}" for line in left_out) + "\n")
     return "\n".join(parts)
 
 
-def write(rows, folder):
-    if not rows:
+def versions(all_found):
+    told = {f"Keras {x['keras']}" for x in all_found}
+    told |= {f"{x['backend']} {x['engine']}" for x in all_found}
+    told |= {f"Python {x['python']}" for x in all_found}
+    commits = {x["commit"] for x in all_found if x["commit"]}
+    text = f"Versions: {', '.join(sorted(told))}."
+    if commits:
+        text += f" Commits: {', '.join(sorted(commits))}."
+    return text + "\n"
+
+
+def write(folder, docs):
+    """Writes the page and the chart from whatever is there."""
+    all_found = read(folder)
+    if not all_found:
         return
-    folder.mkdir(exist_ok=True)
-    (folder / "benchmarks.md").write_text(markdown(rows))
-    chart.draw_shares(folder / "benchmarks.png", shares(rows))
+    docs.mkdir(exist_ok=True)
+    text = markdown(all_found, missing(folder))
+    (docs / "benchmarks.md").write_text(text)
+    groups = {b: models_of(all_found, b) for b in BACKENDS}
+    chart.draw_shares(docs / "benchmarks.png", groups)
 
 
-def shares(rows):
-    """Peak as a share of plain, by backend, model and strategy."""
-    found = {}
-    for backend in sorted({r["backend"] for r in rows}):
-        for model, group in groups(rows, backend).items():
-            for row in listed(group):
-                peak = base_of(row, group).get("peak")
-                if row["strategy"] == PLAIN or not peak or left_out(row):
-                    continue
-                values = found.setdefault(backend, {}).setdefault(model, {})
-                value = row.get("peak")  # `None` says that it fails
-                values[row["strategy"]] = value and value / peak
-    return found
-
-
-def left_out(row):
-    return row.get("error", "").startswith("not run")
+def show(folder, backends, console):
+    all_found = read(folder)
+    for backend in backends:
+        for model, group in models_of(all_found, backend).items():
+            heads, lines = tables.model_table(group)
+            table = Table(title=f"{model} on {backend}")
+            for head in heads:
+                table.add_column(head)
+            for line in lines:
+                table.add_row(*line)
+            console.print(table)

@@ -1,36 +1,38 @@
 """Measures models under many strategies, and writes docs/benchmarks.md.
 
-    python benchmarks/run.py [--backend jax] [--model gpt] [--no-stock]
+    python benchmarks/run.py [--backend jax] [--model gpt] [--again]
 
 Each model and backend has its own process, stock Keras 3.15.1 one of its own
-with the same program. Rows are kept in `build/bench`, one file for each model
-and backend, so that the page holds whatever was measured last.
+with the same program. What they find is kept in `build/bench`, one file for
+each, and not measured a second time unless `--again` asks for it. So a run
+that was interrupted goes on where it stopped; the page is written anew after
+each model.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import page
 from rich.console import Console
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-ROWS = ROOT / "build" / "bench"
+FOUND = ROOT / "build" / "bench"
 STOCK = ROOT / "build" / "stock"
-BACKENDS = ("jax", "tensorflow", "torch")
-MODELS = (
-    "gpt",
-    "mlp",
-    "resnet50",
-    "efficientnet",
-    "unet",
-    "lstm",
-    "deep200",
-    "kerashub",
-)
+LONGEST = 1500  # seconds for one model
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMP_NUM_THREADS": "1",
+    # malloc keeps what is freed: first touches of pages are not what a step
+    # costs, and devices have pools of their own.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+}
 
 
 def install_stock():
@@ -43,71 +45,71 @@ def install_stock():
     subprocess.run(pip, check=True)
 
 
-def measure(backend, model, stock, seconds):
-    """Runs `worker.py`; its rows replace the former ones.
+def measure(backend, model, stock):
+    """Runs `worker.py` or `calls.py`.
 
     Returns:
-        Whether the worker came to its end.
+        A line that says how it ended.
     """
-    kind = "stock" if stock else "ours"
-    out = ROWS / f"{backend}-{model}-{kind}.jsonl"
-    out.unlink(missing_ok=True)
-    command = [sys.executable, HERE / "worker.py", backend, model, out]
-    command += ["--seconds", str(seconds)]
-    environ = dict(os.environ)
+    out = page.path_of(FOUND, backend, model, stock)
+    program = HERE / ("calls.py" if model == "calls" else "worker.py")
+    command = [sys.executable, program, backend, model, out]
+    environ = os.environ | QUIET
     if stock:
         command.append("--stock")
-        environ["PYTHONPATH"] = str(STOCK)
+        paths = [str(STOCK), environ.get("PYTHONPATH", "")]
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     log = out.with_suffix(".log")
+    start = time.monotonic()
     with open(log, "w") as f:
         try:
-            done = subprocess.run(
-                command,
-                env=environ,
-                stdout=f,
-                stderr=f,
-                timeout=4 * seconds + 120,
-            )
+            code = subprocess.run(
+                command, env=environ, stdout=f, stderr=f, timeout=LONGEST
+            ).returncode
         except subprocess.TimeoutExpired:
-            return False
-    return done.returncode == 0
+            return f"took longer than {LONGEST} s"
+    if code:
+        return f"[red]ended with {code}, see {log.relative_to(ROOT)}[/red]"
+    return f"{time.monotonic() - start:.0f} s"
+
+
+def is_done(backend, model, stock):
+    path = page.path_of(FOUND, backend, model, stock)
+    return path.exists() and json.loads(path.read_text())["complete"]
 
 
 def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", nargs="*", default=BACKENDS)
-    parser.add_argument(
-        "--model", nargs="*", default=MODELS, help="also: deep1000"
-    )
-    parser.add_argument("--no-stock", action="store_true")
+    parser.add_argument("--backend", nargs="*", default=page.BACKENDS)
+    parser.add_argument("--model", nargs="*", help="a name of models.py, calls")
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--only-page", action="store_true")
-    parser.add_argument(
-        "--seconds", type=float, default=180, help="for each model"
-    )
     return parser.parse_args()
 
 
 def main():
     given = options()
     console = Console()
-    ROWS.mkdir(parents=True, exist_ok=True)
-    if not (given.no_stock or given.only_page):
-        install_stock()
+    FOUND.mkdir(parents=True, exist_ok=True)
     tasks = [
-        (b, m, stock)
-        for b in given.backend
-        for m in given.model
-        for stock in ((False,) if given.no_stock else (False, True))
+        (backend, model, stock)
+        for backend, model, stock in page.planned()
+        if backend in given.backend
+        and (not given.model or model in given.model)
+        and (given.again or not is_done(backend, model, stock))
     ]
-    for backend, model, stock in () if given.only_page else tasks:
-        label = f"{model} on {backend}{', stock Keras' if stock else ''}"
-        with console.status(f"Measuring {label} ..."):
-            done = measure(backend, model, stock, given.seconds)
-        console.print(f"{'done  ' if done else 'FAILED'}  {label}")
-    rows = page.read(ROWS)
-    for backend in given.backend:
-        page.show(rows, backend, console)
-    page.write(rows, ROOT / "docs")
+    tasks = [] if given.only_page else tasks
+    if any(stock for *_, stock in tasks):
+        install_stock()
+    for k, (backend, model, stock) in enumerate(tasks):
+        kind = ", stock Keras" if stock else ""
+        label = f"{k + 1}/{len(tasks)}  {model} on {backend}{kind}"
+        with console.status(f"{label} ..."):
+            ended = measure(backend, model, stock)
+        console.print(f"{label}: {ended}")
+        page.write(FOUND, ROOT / "docs")
+    page.write(FOUND, ROOT / "docs")
+    page.show(FOUND, given.backend, console)
     console.print(f"Wrote {ROOT / 'docs' / 'benchmarks.md'}")
 
 

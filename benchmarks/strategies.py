@@ -25,21 +25,26 @@ def policy(**arguments):
     return apply
 
 
+PLAIN, BLOCK, STOCK = "plain", "region per block", "stock full"
 OURS = {
     "full": full,
     "budget 0.5": policy(memory_budget=0.5),
     "budget 0.25": policy(memory_budget=0.25),
     "keep matmuls": policy(keep="matmuls"),
 }
-PLAIN = "plain"
-STOCK = "stock full"
 
 
-def names(backend, stock=False):
+def names(model, mode, backend, stock=False):
+    """The strategies to measure, the plain one first."""
     if stock:
         return [PLAIN, STOCK]
+    hand = list(by_hand.WAYS[backend])
+    if model == "chain":
+        return [PLAIN, BLOCK, *hand]
+    if mode:
+        return [PLAIN, "full", BLOCK, *hand]
     first, *rest = OURS
-    return [PLAIN, first, *by_hand.WAYS[backend], *rest]
+    return [PLAIN, first, BLOCK, *hand, *rest]
 
 
 def make(name, strategy, backend):
@@ -52,5 +57,6 @@ def make(name, strategy, backend):
         case = models.build(name, keras.RematScope("full"))
         return case.model, case
     case = models.build(name)
-    ways = {PLAIN: plain, **OURS, **by_hand.strategies(backend)}
+    ways = {PLAIN: plain, **OURS, BLOCK: by_hand.strategy(by_hand.region)}
+    ways |= by_hand.strategies(backend)
     return ways[strategy](case), case
