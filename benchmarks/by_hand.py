@@ -88,7 +88,7 @@ def read_outside(nodes, group, model):
     return set(ids([*read, *model.outputs]))
 
 
-def jax_checkpoint(section, given):
+def jax_checkpoint(section, given, policy=None):
     """State enters and leaves as values: JAX has no side effects."""
     import jax
 
@@ -101,25 +101,25 @@ def jax_checkpoint(section, given):
         return results, [scope.get_current_value(v) for v in variables]
 
     before = [v.value for v in variables]
-    results, after = jax.checkpoint(pure)(before, *given)
+    results, after = jax.checkpoint(pure, policy=policy)(before, *given)
     for v, value in zip(variables, after):
         if not v.trainable:
             v.assign(value)
     return results
 
 
-def torch_checkpoint(section, given):
+def torch_checkpoint(section, given, **options):
     from torch.utils.checkpoint import checkpoint
 
-    return checkpoint(section, *given, use_reentrant=False)
+    return checkpoint(section, *given, use_reentrant=False, **options)
 
 
-def torch_to_the_end(section, given):
+def torch_to_the_end(section, given, **options):
     """Without the early stop, an exception that Keras's filter keeps alive."""
     from torch.utils.checkpoint import set_checkpoint_early_stop
 
     with set_checkpoint_early_stop(False):
-        return torch_checkpoint(section, given)
+        return torch_checkpoint(section, given, **options)
 
 
 def tensorflow_checkpoint(section, given):

@@ -106,7 +106,7 @@ class Gradient:
             tape.watch([x for x in sources if is_differentiable(x)])
             for v in self.variables:
                 tape.watch(v)
-            with self.giving():
+            with self.giving(known if in_graph else []):
                 results = self.run.again(*inputs, values=reads)
         results = tf.nest.flatten(results, expand_composites=True)
         targets = [x for x, t in zip(results, self.trains) if t]
@@ -122,10 +122,12 @@ class Gradient:
             result[i] = g
         return finished(result, len(flat)) if in_graph else result
 
-    def giving(self):
+    def giving(self, known):
         if self.keeper is None:
             return contextlib.nullcontext()
-        return self.keeper.giver()
+        # Kept values too are there from then on only, or what is made of
+        # nothing but them would be made at once, in all regions.
+        return self.keeper.giver([values_of(g) for g in known])
 
     def forward(self, *tangents):
         """Tangents of the results, for `tf.autodiff.ForwardAccumulator`.

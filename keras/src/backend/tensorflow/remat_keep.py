@@ -90,15 +90,22 @@ class Keeper(Watcher):
         with tf.device("CPU:0"):
             return same_value(x)
 
-    def giver(self):
-        return Giver(self.kept, self.kept_names)
+    def giver(self, after):
+        return Giver(self.kept, self.kept_names, after)
 
 
 class Giver(Watcher):
-    """Gives kept results back in the place of those made again."""
+    """Gives kept results back in the place of those made again.
 
-    def __init__(self, kept, kept_names):
+    Args:
+        kept: Dict from the number of an operation to its results.
+        kept_names: Dict from the number of a name to its value.
+        after: List of tensors; nothing is given before they are there.
+    """
+
+    def __init__(self, kept, kept_names, after):
         self.kept, self.kept_names = kept, kept_names
+        self.after = after
 
     def see(self, number, op_type, inputs, outputs):
         if number not in self.kept:
@@ -111,20 +118,20 @@ class Giver(Watcher):
                 f"was {[spec_of(x) for x in kept]} and is "
                 f"{[spec_of(x) for x in outputs]} when it runs again."
             )
-        return [same_value(x) for x in kept]
+        return [same_value(x, self.after) for x in kept]
 
     def name(self, x, name):
         self.names += 1
         if self.names not in self.kept_names:
             return x
-        given = same_value(self.kept_names[self.names])
+        given = same_value(self.kept_names[self.names], self.after)
         record.record_operation("RematName", [given], [x], lambda g: [g])
         return given
 
 
-def same_value(x):
+def same_value(x, after=()):
     """A new tensor, so that tapes tell it apart; not an operation to count."""
-    with unwatched(), record.stop_recording():
+    with unwatched(), record.stop_recording(), tf.control_dependencies(after):
         return tf.identity(x)
 
 

@@ -39,20 +39,41 @@ class Keeper(TorchDispatchMode):
         super().__init__()
         self.policy = policy
         self.kept = {}
+        # The state that drawing a result left torch's own generator in.
+        self.drawn = {}
         # Kept values that are changed in place later: never given away.
         self.changed = set()
         self.names = []
-        self.count = 0
+        self.count = self.needed = 0
         self.made = {}
 
     def __enter__(self):
         open_modes().append(self)
+        self.hooks = self.counting_hooks()
+        self.hooks.__enter__()
         return super().__enter__()
 
     def __exit__(self, *args):
         open_modes().remove(self)
-        self.made = None
+        self.hooks.__exit__(*args)
+        self.made = self.hooks = None
+        # The second run stops where the last tensor is saved.
+        for number in [n for n in self.kept if n >= self.needed]:
+            del self.kept[number]
+        for number in self.drawn.keys() - self.kept.keys():
+            del self.drawn[number]
         return super().__exit__(*args)
+
+    def counting_hooks(self):
+        """The hooks of the checkpoint, noting how far they are called."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        pack, unpack = hooks
+
+        def counting_pack(x):
+            self.needed = self.count
+            return pack(x)
+
+        return torch.autograd.graph.saved_tensors_hooks(counting_pack, unpack)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -70,6 +91,8 @@ class Keeper(TorchDispatchMode):
                 self.note(out[0], number, True, out[1:])
             if self.policy.keeps(op, has_batch, None, lambda: spec_of(out)):
                 self.keep(number, out, None)
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                self.drawn[number] = random_state(out)
         return out
 
     def note(self, x, number, whole, rest=()):
@@ -149,7 +172,7 @@ class Giver(TorchDispatchMode):
     def __init__(self, keeper):
         super().__init__()
         self.kept, self.changed = keeper.kept, keeper.changed
-        self.names = keeper.names
+        self.names, self.drawn = keeper.names, keeper.drawn
 
     def __enter__(self):
         self.count = 0
@@ -167,9 +190,13 @@ class Giver(TorchDispatchMode):
         number, self.count = self.count, self.count + 1
         if number not in self.kept:
             return func(*args, **(kwargs or {}))
-        value = map_tensors(from_host, self.kept[number])
+        # As torch itself does, let go of what no other backward pass needs.
+        take = self.kept.get if keeps_graph() else self.kept.pop
+        value = map_tensors(from_host, take(number))
         if number in self.changed:
             value = map_tensors(torch.clone, value)
+        if number in self.drawn:
+            set_random_state(value, self.drawn[number])
         return value
 
     def name(self, x, name):
@@ -179,6 +206,27 @@ class Giver(TorchDispatchMode):
 def name_value(x, name):
     modes = open_modes()
     return modes[-1].name(x, name) if modes else x
+
+
+def random_state(x):
+    """The state of torch's own generator of the device that `x` is on."""
+    device = first_of(x).device
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.get_device_module(device).get_rng_state(device)
+
+
+def set_random_state(x, state):
+    device = first_of(x).device
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+def keeps_graph():
+    """Whether the graph of the backward pass that runs now may run again."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def written(func, args, kwargs):
@@ -218,13 +266,16 @@ def address(x):
     return x.untyped_storage().data_ptr() or id(x)
 
 
+def first_of(x):
+    return x[0] if isinstance(x, (tuple, list)) and x else x
+
+
 def has_tensor(x):
-    x = x[0] if isinstance(x, (tuple, list)) and x else x
-    return isinstance(x, torch.Tensor)
+    return isinstance(first_of(x), torch.Tensor)
 
 
 def spec_of(x):
-    x = x if isinstance(x, torch.Tensor) else x[0]
+    x = first_of(x)
     return tuple(x.shape), str(x.dtype).removeprefix("torch.")
 
 

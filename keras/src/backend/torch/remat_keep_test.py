@@ -1,6 +1,7 @@
 """What a policy keeps on torch, where values may be changed in place."""
 
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -131,8 +132,6 @@ class InPlaceTest(testing.TestCase):
         self.assertEqual((found, again), (plain, plain + 1))
 
     def test_values_that_are_not_kept_are_not_held(self):
-        import weakref
-
         alive = []
 
         def f(x, w):
@@ -146,6 +145,76 @@ class InPlaceTest(testing.TestCase):
         x, w = torch.tensor(X, requires_grad=True), torch.tensor(W)
         remat(f, policy=POLICIES["name"])(x, w)
         self.assertEqual(alive, [False])
+
+
+class RandomTest(testing.TestCase):
+    """Draws of torch's own generator, some of them kept."""
+
+    def f(self, x, w):
+        a = remat_name(torch.rand_like(x), "a")
+        b = torch.rand((4, 1))
+        y = torch.nn.functional.dropout(torch.sin(torch.mm(x * a, w)), 0.5)
+        return torch.tanh(y * a * b) * torch.sin(x * b)
+
+    @parameterized.named_parameters(
+        ("named", ["a"]),
+        ("all", anything),
+        ("matrices", lambda op, name, shape, dtype: shape[-1] > 1),
+        ("draws", lambda op, name, shape, dtype: "rand" in op),
+    )
+    def test_a_kept_draw_moves_the_generator(self, keep):
+        found = []
+        for f in (self.f, remat(self.f, policy=RematPolicy(keep))):
+            torch.manual_seed(3)
+            found.append([*gradients(f), torch.rand(()).numpy()])
+        for a, b in zip(*found):
+            self.assertAllClose(a, b, atol=1e-5)
+
+
+class LetGoTest(testing.TestCase):
+    """Kept values live no longer than a backward pass may want them."""
+
+    def test_results_that_no_gradient_reads_are_not_held(self):
+        alive = []
+
+        def f(x, w):
+            y = torch.mm(torch.sin(torch.mm(x, w)), w)
+            alive.append(weakref.ref(y.untyped_storage()))
+            return y.sum()
+
+        x, w = torch.tensor(X, requires_grad=True), torch.tensor(W)
+        loss = remat(f, policy=POLICIES["matmuls"])(x, w)
+        self.assertIsNone(alive[0]())
+        loss.backward()
+
+    def test_they_are_taken_by_the_only_backward_pass(self):
+        alive = []
+
+        def f(x, w):
+            y = torch.mm(x, w)
+            if not alive:
+                alive.append(weakref.ref(y.untyped_storage()))
+            y = y * 1.0
+            y.register_hook(lambda g: alive.append(alive[0]() is None))
+            return torch.sin(y)
+
+        x, w = torch.tensor(X, requires_grad=True), torch.tensor(W)
+        remat(f, policy=POLICIES["matmuls"])(x, w).sum().backward()
+        self.assertTrue(alive[-1])
+
+    @parameterized.parameters("matmuls", "function")
+    def test_two_gradients_that_share_nothing(self, policy):
+        def f(x):
+            y = torch.sin(torch.mm(x, x.t()))
+            z = torch.exp(torch.sin(torch.mm(x, x.t() + 1.0)))
+            return torch.tanh(y) * y, z
+
+        found = []
+        for g in (f, remat(f, policy=POLICIES[policy])):
+            x = torch.tensor(X, requires_grad=True)
+            found.append([torch.autograd.grad(y.sum(), x)[0] for y in g(x)])
+        for a, b in zip(*found):
+            self.assertAllClose(a, b, atol=1e-5)
 
 
 class ThreadTest(testing.TestCase):
