@@ -9,6 +9,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common import remat
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_op import without_scopes
 from keras.src.backend.common.remat_scope import RematScope
@@ -31,7 +32,7 @@ def wrap_call(op, fn, args, kwargs):
         A function with the arguments of `fn`.
     """
     setting = setting_of(op)
-    if setting is None or in_symbolic_scope():
+    if setting is None or in_symbolic_scope() or in_inference():
         return fn
     if any_symbolic_tensors(args, kwargs):
         return fn

@@ -1,5 +1,8 @@
 """Upstream's import path of rematerialization, and what its hooks call."""
 
+from keras.src.backend.common.remat_inference import (
+    for_inference as for_inference,
+)
 from keras.src.backend.common.remat_later import ended as ended
 from keras.src.backend.common.remat_op import remat as remat
 from keras.src.backend.common.remat_scope import (

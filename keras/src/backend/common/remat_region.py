@@ -27,6 +27,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_results import Results
 from keras.src.backend.common.remat_results import engine
@@ -56,7 +57,7 @@ def run_region(f, args=(), kwargs=None, policy=None, name=None):
     kwargs = kwargs or {}
     if in_symbolic_scope() or any_symbolic_tensors(args, kwargs):
         return f(*args, **kwargs)
-    if not engine().records_gradient():
+    if in_inference():
         return f(*args, **kwargs)
     run = Run(f, args, kwargs, name)
     run.policy = policy

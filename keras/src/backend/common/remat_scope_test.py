@@ -331,7 +331,7 @@ class UnmatchedTest(testing.TestCase):
 
         def run():
             with RematScope("list_of_layers", layer_names=["absent"]):
-                layer(X)
+                step(lambda x: ops.sum(layer(x)), [X])
 
         self.assertEqual(self.warned_of(run), ["['absent']"])
 

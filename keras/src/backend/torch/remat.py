@@ -81,7 +81,8 @@ def records_gradient():
     """Whether a gradient may be taken of what runs now."""
     # Inside of `torch.func` transforms nothing can be checkpointed.
     inside_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    return torch.is_grad_enabled() and not inside_transform
+    exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.is_grad_enabled() and not (inside_transform or exporting)
 
 
 def is_input(x):

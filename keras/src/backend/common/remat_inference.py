@@ -1,0 +1,34 @@
+"""Work of which no gradient is taken: it runs without regions.
+
+A TensorFlow graph does not tell while it is traced whether a gradient will be
+taken of it, and exporters trace as training does.
+"""
+
+import functools
+
+from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_results import engine
+
+ATTRIBUTE = "remat_inference"
+
+
+def for_inference(f):
+    """Makes `f` run, and trace, without regions."""
+
+    @functools.wraps(f)
+    def wrapper(*args, **kwargs):
+        before = global_state.get_global_attribute(ATTRIBUTE)
+        global_state.set_global_attribute(ATTRIBUTE, True)
+        try:
+            return f(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute(ATTRIBUTE, before)
+
+    return wrapper
+
+
+def in_inference():
+    """Whether no gradient can be taken of what runs now."""
+    if global_state.get_global_attribute(ATTRIBUTE):
+        return True
+    return not engine().records_gradient()

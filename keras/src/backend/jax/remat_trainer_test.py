@@ -1,0 +1,58 @@
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from keras.src import backend
+from keras.src import layers
+from keras.src import models
+from keras.src import testing
+
+
+def temporary_bytes(remat):
+    """What the compiled step of `fit` itself needs beside its arguments."""
+    from keras.src.backend.jax import trainer
+
+    found = []
+    jit = trainer.jit
+
+    def measuring_jit(f, **options):
+        compiled = jit(f, **options)
+
+        def call(*args):
+            analysis = compiled.lower(*args).compile().memory_analysis()
+            found.append(analysis.temp_size_in_bytes)
+            return compiled(*args)
+
+        return call
+
+    parts = [layers.Dense(64, activation="gelu") for _ in range(16)]
+    model = models.Sequential([layers.Input((64,)), *parts])
+    model.remat = remat
+    model.compile(optimizer="sgd", loss="mse", jit_compile=True)
+    data = np.zeros((2048, 64), "float32")
+    with mock.patch.object(trainer, "jit", measuring_jit):
+        model.fit(data, data, batch_size=2048, epochs=1, verbose=0)
+    return found[0]
+
+
+@pytest.mark.skipif(
+    backend.backend() != "jax",
+    reason="asks XLA for the memory of the step that JAX's trainer compiles",
+)
+class StepOfFitTest(testing.TestCase):
+    def test_the_step_of_fit_saves_memory(self):
+        plain, found = temporary_bytes(None), temporary_bytes(True)
+        self.assertLess(found, 0.5 * plain)
+
+    def test_without_the_options_a_cpu_undoes_it(self):
+        import jax
+
+        from keras.src.backend.jax import remat
+
+        if jax.default_backend() != "cpu":
+            self.skipTest("only XLA:CPU deletes optimization barriers")
+        saved = temporary_bytes(True)
+        with mock.patch.object(remat, "jit_options", dict):
+            found = temporary_bytes(True)
+        self.assertGreater(found, 1.5 * saved)
