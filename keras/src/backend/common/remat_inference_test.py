@@ -76,7 +76,9 @@ class NoRegionsTest(testing.TestCase):
         model, archive = make_model(), ExportArchive()
         archive.track(model)
         with counting_regions() as run:
-            archive.add_endpoint("serve", model, [layers.InputSpec("float32", (4, 6))])
+            archive.add_endpoint(
+                "serve", model, [layers.InputSpec("float32", (4, 6))]
+            )
         self.assertEqual(run.call_count, 0)
 
     @pytest.mark.skipif(backend.backend() != "torch", reason="is about torch")
