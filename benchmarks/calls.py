@@ -28,7 +28,7 @@ import strategies  # noqa: E402
 
 import keras  # noqa: E402
 
-SECONDS = 3
+SECONDS = 2
 
 
 class Layer:

@@ -47,7 +47,24 @@ def of_step(model, x, y):
     ops = graph.get_operations()
     if any("While" in op.type for op in ops):
         return None, None
-    return kept(ops[: ends[0]], ops[ends[0] :]), sum(map(arithmetic, ops))
+    needed = reached(graph)
+    forward, backward = (
+        [op for op in part if op in needed]
+        for part in (ops[: ends[0]], ops[ends[0] :])
+    )
+    return kept(forward, backward), sum(map(arithmetic, needed))
+
+
+def reached(graph):
+    """The operations that TensorFlow does not prune."""
+    todo = [x.op for x in graph.outputs] + list(graph.control_outputs)
+    found = set(todo)
+    while todo:
+        op = todo.pop()
+        before = {x.op for x in op.inputs} | set(op.control_inputs)
+        todo += before - found
+        found |= before
+    return found
 
 
 def kept(forward, backward):

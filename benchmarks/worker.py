@@ -29,18 +29,27 @@ if hasattr(os, "sched_setaffinity"):  # one thread, or times depend on others
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 import equal  # noqa: E402
+import models  # noqa: E402
 import results  # noqa: E402
 import strategies  # noqa: E402
 from trained import Trained  # noqa: E402
 
+HAND = "by hand"
+REPEATS = 3
 ROUNDS = (5, 25)
 STEADY = 0.01  # error of a ratio that is good enough
-SECONDS = 25  # of the processor for rounds, beyond the least number
+SECONDS = 10  # of the processor for rounds, beyond the least number
 
 
 def make(strategy):
     model, case = strategies.make(MODEL, strategy, OPTIONS.backend)
     return Trained(model, case, MODE)
+
+
+def warm_up():
+    """Lets the engine set itself up, or the first model would pay for it."""
+    case = models.chain(depth=4, blocks=2)
+    Trained(case.model, case, MODE).usage()
 
 
 def row(trained, base, noisy):
@@ -57,8 +66,8 @@ def row(trained, base, noisy):
 
 
 def rounds(group):
-    """Seconds of a step of each strategy, by round."""
-    taken = []
+    """Seconds of a step of each strategy, by round; the first is the base."""
+    taken, base = [], next(iter(group))
     end = time.process_time() + SECONDS
     while len(taken) < ROUNDS[1]:
         order = list(group)[:: -1 if len(taken) % 2 else 1]
@@ -66,13 +75,13 @@ def rounds(group):
         if len(taken) < ROUNDS[0]:
             continue
         if time.process_time() > end or all(
-            ratio(taken, name)[1] < STEADY for name in group
+            ratio(taken, name, base)[1] < STEADY for name in group
         ):
             break
     return taken
 
 
-def ratio(taken, name, base=strategies.PLAIN):
+def ratio(taken, name, base):
     """The median of the ratio to another strategy, and its error."""
     values = [seconds[name] / seconds[base] for seconds in taken]
     low, middle, high = statistics.quantiles(values, n=4)
@@ -82,23 +91,22 @@ def ratio(taken, name, base=strategies.PLAIN):
     return middle, error
 
 
-def times(taken):
+def times(group):
     found = {}
-    for name in taken[0]:
-        middle, error = ratio(taken, name)
-        seconds = statistics.median(s[name] for s in taken)
+    taken = rounds(group)
+    for name in group:
+        middle, error = ratio(taken, name, strategies.PLAIN)
         found[name] = {
             "time": middle,
             "error of time": error,
-            "seconds": seconds,
+            "seconds": statistics.median(s[name] for s in taken),
         }
-    by_hand = "by hand"
-    if by_hand in taken[0] and strategies.BLOCK in taken[0]:
-        middle, error = ratio(taken, strategies.BLOCK, by_hand)
-        found[strategies.BLOCK] |= {
-            "time to hand": middle,
-            "error to hand": error,
-        }
+    pair = [name for name in (HAND, strategies.BLOCK) if name in group]
+    if len(pair) == 2:  # once more, each step beside the other
+        taken = rounds({name: group[name] for name in pair})
+        middle, error = ratio(taken, strategies.BLOCK, HAND)
+        found[strategies.BLOCK]["time to hand"] = middle
+        found[strategies.BLOCK]["error to hand"] = error
     return found
 
 
@@ -109,12 +117,11 @@ def main():
 
         torch.set_num_threads(1)
     output = results.Output(OPTIONS)
+    warm_up()
     group, noisy = {}, None
     for name in strategies.names(MODEL, MODE, OPTIONS.backend, OPTIONS.stock):
         print(name, flush=True)
         try:
-            if name == strategies.PLAIN:
-                make(name)  # fills caches of the engine
             trained = make(name)
             if noisy is None:
                 base, noisy = trained, trained.nearby()
@@ -124,8 +131,12 @@ def main():
             output.add(name, results.failure(e))
             if noisy is None:
                 return output.done()
+    if MODEL == "chain":  # tracing is all that it is for
+        for name in list(group) * (REPEATS - 1):
+            found = output.rows[name]
+            found["setup"] = min(found["setup"], make(name).setup)
     print("rounds", flush=True)
-    for name, found in times(rounds(group)).items():
+    for name, found in times(group).items():
         output.rows[name] |= found
     return output.done()
 
