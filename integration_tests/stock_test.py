@@ -59,16 +59,14 @@ def stock(tmp_path_factory):
 def run_stock(stock, folder, script):
     """Runs a script with the functions of this file, under stock Keras."""
     here = pathlib.Path(__file__).read_text()
-    build_model = here[
-        here.index("def build()") : here.index("@pytest.fixture")
-    ]
+    start, end = here.index("def build()"), here.index("@pytest.fixture")
     head = (
         "import numpy as np, keras\nfrom keras import layers\n"
         "assert not hasattr(keras.Layer, 'remat')\n"
         "X = np.linspace(-1, 1, 24).reshape((4, 6)).astype('float32')\n"
     )
     subprocess.run(
-        [sys.executable, "-c", head + build_model + script],
+        [sys.executable, "-c", head + here[start:end] + script],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(stock)},
         check=True,
