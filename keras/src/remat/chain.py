@@ -112,6 +112,7 @@ class Chain:
         self.copies = int(self.copies_before[-1])
         self.loss = int(loss)
         self.waits = waits
+        self.borders = None  # The `Borders` of `units.py`, if there are any.
         self._set_values([Value(*v) for v in values])
 
     def _set_values(self, values):

@@ -51,6 +51,9 @@ class Spans:
             for i, c in enumerate(self.cuts[:-1])
         ]
         self.table = {name: self._square(rows, name) for name in rows[0]}
+        self.allowed = np.stack(
+            [allowed(chain, c, self.cuts) for c in self.cuts]
+        )
         self.cost = self._cost(chain)
         self.free = np.zeros_like(self.cost)
 
@@ -85,7 +88,15 @@ class Spans:
         def segment(a, b):
             return Segment(int(self.cuts[a]), int(self.cuts[b]), True)
 
-        return Kind(table["region"], table["keep"], self.cost, segment)
+        need = np.where(self.allowed, table["region"], FAR)
+        return Kind(need, table["keep"], self.cost, segment)
+
+
+def allowed(chain, start, stops):
+    """Whether there may be a region from `start` to each of `stops`."""
+    if chain.borders is None:
+        return np.ones(len(stops), bool)
+    return chain.borders.allow(start, stops)
 
 
 def pareto(worst, cost, limit):

@@ -51,6 +51,19 @@ def children_of(layer):
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+Asked = collections.namedtuple(
+    "Asked", ["graph", "scope", "segments", "depth"], defaults=[None, None]
+)
+Asked.__doc__ = """That the next run of a graph be by regions.
+
+Args:
+    graph: The `Function`.
+    scope: The `RematScope` to follow.
+    segments: Its segments, if the plan of a graph around it has them.
+    depth: How many regions are open around it then.
+"""
+
+
 def cut_call(model, fn, policy, explicit=False):
     """`fn`, the model's `call`, running the model's graph by regions.
 
@@ -73,7 +86,7 @@ def cut_call(model, fn, policy, explicit=False):
     @functools.wraps(fn)
     def call(*args, **kwargs):
         before = global_state.get_global_attribute("remat_graph")
-        global_state.set_global_attribute("remat_graph", (graph, scope))
+        global_state.set_global_attribute("remat_graph", Asked(graph, scope))
         try:
             return fn(*args, **kwargs)
         finally:
@@ -89,7 +102,7 @@ def applies(function):
 
 def is_asked(function):
     asked = global_state.get_global_attribute("remat_graph")
-    return asked is not None and asked[0] is function
+    return asked is not None and asked.graph is function
 
 
 def run(function, inputs, operation_fn):
@@ -110,10 +123,12 @@ def run(function, inputs, operation_fn):
         nodes.run_marked_graph(function, values, operation_fn)
         return outputs_of(function, values)
 
-    _, scope = global_state.get_global_attribute("remat_graph")
+    _, scope, chosen, depth = global_state.get_global_attribute("remat_graph")
     global_state.set_global_attribute("remat_graph", None)
-    depth = global_state.get_global_attribute("remat_depth") or 0
-    for segment in segments.segments_for(function, inputs, scope.policy):
+    if chosen is None:
+        depth = global_state.get_global_attribute("remat_depth") or 0
+        chosen = segments.segments_for(function, inputs, scope.policy)
+    for segment in chosen:
         # Layers of a plain part make no regions by the model's setting.
         with attribute("remat_depth", depth + scope.levels):
             run_segment(segment, values, operation_fn, scope, depth)
@@ -140,6 +155,10 @@ def run_segment(segment, values, operation_fn, scope, depth):
             attribute("remat_depth", depth),
             attribute("remat_units", [0]),
         ):
+            return nodes.run_nodes(segment, values, operation_fn)
+    if segment.inside:
+        asked = Asked(segment.graph, scope, segment.inside, depth)
+        with attribute("remat_graph", asked):
             return nodes.run_nodes(segment, values, operation_fn)
     if not segment.remat:
         return nodes.run_nodes(segment, values, operation_fn)

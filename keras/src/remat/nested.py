@@ -39,7 +39,8 @@ class Second:
     def __init__(self, spans, inside=None, once=False):
         self.spans, self.inside = spans, inside
         table, m = spans.table, len(spans.cuts)
-        self.second = table["again"] if inside is None else inside.need
+        second = table["again"] if inside is None else inside.need
+        self.second = np.where(spans.allowed, second, FAR)
         self.flops = spans.cost if inside is None else inside.total
         self.whole = table["again"]
         self.need = self.whole.copy()
@@ -102,4 +103,5 @@ def _kind(spans, second, once):
         return Segment(start, stop, True, second.segments(a, b, once))
 
     need = np.maximum(spans.table["first"], second.need)
+    need = np.where(spans.allowed, need, FAR)
     return Kind(need, spans.table["keep"], second.total, segment)

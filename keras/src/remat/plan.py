@@ -2,12 +2,17 @@
 
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
-from keras.src.backend.common.remat_policy import parse_bytes
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
-from keras.src.remat import recurrent
+from keras.src.remat.budget import budget_bytes
+from keras.src.remat.budget import free_memory as free_memory
+from keras.src.remat.budget import show
+from keras.src.remat.budget import too_small
 from keras.src.remat.planned import Segment
 from keras.src.remat.profile_trace import engine
+from keras.src.remat.units import Units
+from keras.src.remat.units import has_setting
+from keras.src.remat.units import stays_out
 from keras.src.utils import io_utils
 
 
@@ -41,70 +46,81 @@ class RematPlan:
         self.specs = specs
         self.policy = policy
         self.nested = nested
-        self.nodes = ordered_nodes(self.function)
+        self.units = Units(self.function)
+        self.nodes = self.units.nodes
         self.unprofiled = []
-        self.chain = self.chain_of(self.nodes)
+        self.costs = self.profiled(specs, self.unprofiled)
+        self.chain = self.chain_of(self.costs)
         self.budget = budget_bytes(policy.memory_budget, self.chain)
         self.planned = self.chain.plan(self.choose())
 
-    def chain_of(self, nodes):
-        return self.profiled(nodes, self.specs, self.unprofiled)
-
-    def profiled(self, nodes, specs, unprofiled):
+    def profiled(self, specs, unprofiled):
+        """The cost of each unit, for these inputs."""
         from keras.src.remat import profile
 
-        costs = profile.node_costs(
-            self.function, nodes, specs, True, unprofiled
+        return profile.node_costs(
+            self.units, self.nodes, specs, True, unprofiled
         )
+
+    def chain_of(self, costs, start=0, stop=None):
+        from keras.src.remat import profile
+
+        part = slice(start, stop)
+        nodes = self.nodes[part]
         has_loss = not self.nested and nodes[-1:] == self.nodes[-1:]
-        return profile.chain_of(self.function, nodes, costs, has_loss)
+        chain = profile.chain_of(self.units, nodes, costs[part], has_loss)
+        chain.borders = self.units.borders(start, stop, has_setting)
+        return chain
 
     def choose(self):
-        """Segments that together cover all nodes."""
+        """Segments that together cover all units."""
         if not self.nodes:
             return []
+        if self.budget is not None:
+            found = self.within_budget(self.chain)
+            return thin_out(found, self.policy.every)
         chosen, start = [], 0
-        key = stays_out if self.budget is None else has_setting
-        for outside, group in runs_of(self.nodes, key):
+        for outside, group in runs_of(self.nodes, stays_out):
             stop = start + len(group)
             if outside:
                 chosen.append(Segment(start, stop, False))
             else:
                 whole = len(group) == len(self.nodes)
-                chain = self.chain if whole else self.chain_of(group)
-                found = thin_out(self.choose_in(chain), self.policy.every)
+                chain = self.chain_of(self.costs, start, stop)
+                found = self.smallest(self.chain if whole else chain)
+                found = thin_out(found, self.policy.every)
                 chosen += [shifted(s, start) for s in found]
             start = stop
         return chosen
 
-    def choose_in(self, chain):
-        if self.budget is not None:
-            levels = max(2, self.policy.levels)
-            try:
-                return planner.cheapest(chain, self.budget, levels).segments
-            except planner.BudgetError as e:
-                raise self.too_small(e) from None
-        # Without a budget, all nodes run again but for a short end: its
-        # backward pass starts at once, so that would save nothing, where the
-        # engine frees memory in order in plain parts too.
+    def within_budget(self, chain):
+        levels = max(2, self.policy.levels)
+        try:
+            return planner.cheapest(chain, self.budget, levels).segments
+        except planner.BudgetError as e:
+            raise too_small(e, self.budget, self.batch_size) from None
+
+    def smallest(self, chain):
+        """All units run again but for a short end.
+
+        Its backward pass starts at once, so that would save nothing, where
+        the engine frees memory in order in plain parts too.
+        """
         ordered = engine().ORDERS_PLAIN_PARTS and not self.nested
         plain_end = chain.n // 8 if ordered else 0
-        return [
-            s
-            if s.remat or (s.stop == chain.n and s.stop - s.start <= plain_end)
-            else Segment(s.start, s.stop, True)
-            for s in planner.least_peak(chain, self.policy.levels).segments
-        ]
+        found = []
+        for s in planner.least_peak(chain, self.policy.levels).segments:
+            is_end = s.stop == chain.n and s.stop - s.start <= plain_end
+            if s.remat or is_end:
+                found.append(s)
+            else:
+                pairs = chain.borders.divided(s.start, s.stop)
+                found += [Segment(a, b, True) for a, b in pairs]
+        return found
 
-    def too_small(self, error):
-        batch = self.specs[0].shape[0] if self.specs[0].shape else 1
-        fits = int(batch * self.budget / error.floor)
-        advice = f"a batch of about {fits}" if fits else "no batch"
-        return ValueError(
-            "`memory_budget` must be at least the lowest peak that regions "
-            f"can reach, {show(error.floor)} for a batch of {batch}. "
-            f"Received: {show(self.budget)}, in which {advice} would fit."
-        )
+    @property
+    def batch_size(self):
+        return self.specs[0].shape[0] if self.specs[0].shape else 1
 
     @property
     def predicted_bytes(self):
@@ -160,7 +176,7 @@ class RematPlan:
     def floor(self, batch_size):
         """Lowest peak that regions can reach for a batch, in bytes."""
         specs = [with_batch(s, batch_size) for s in self.specs]
-        chain = self.profiled(self.nodes, specs, [])
+        chain = self.chain_of(self.profiled(specs, []))
         levels = max(2, self.policy.levels)
         return planner.least_peak(chain, levels).peak
 
@@ -244,54 +260,9 @@ def with_batch(spec, batch_size):
 UNKNOWN = 32  # what an unknown dimension counts as
 
 
-def budget_bytes(budget, chain):
-    """A `memory_budget` as a number of bytes, or `None` for no budget."""
-    if budget is None:
-        return None
-    if budget == "auto":
-        return free_memory()
-    if isinstance(budget, str):
-        return parse_bytes(budget)
-    return int(budget * chain.plain_peak()) if budget < 1 else int(budget)
-
-
-def free_memory():
-    import warnings
-
-    from keras.src.remat import profile
-
-    free = profile.free_memory()
-    if free is None:
-        warnings.warn(
-            "This device does not tell how much memory is free, so "
-            '`memory_budget="auto"` plans for the least memory. Give a number '
-            "of bytes to plan for less arithmetic."
-        )
-    return free
-
-
-def show(count):
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-
-
 def log(plan):
     if plan.budget is not None:
         io_utils.print_msg(plan.line())
-
-
-def ordered_nodes(function):
-    """The nodes in the order in which `Function` runs them."""
-    by_depth = function._nodes_by_depth
-    return [
-        node
-        for depth in sorted(by_depth, reverse=True)
-        for node in by_depth[depth]
-        if node.operation and not node.is_input
-    ]
 
 
 def runs_of(items, key):
@@ -303,29 +274,6 @@ def runs_of(items, key):
             groups.append((k, []))
         groups[-1][1].append(item)
     return groups
-
-
-def has_setting(node):
-    """Whether the layer of a node says itself whether it runs again."""
-    op = node.operation
-    own, scope = vars(op).get("_remat_setting"), vars(op).get("_remat_scope")
-    return own is not None or (scope is not None and scope.mode is None)
-
-
-def stays_out(node):
-    """Whether a node is in no region: some are divided by themselves."""
-    return has_setting(node) or is_nested(node)
-
-
-def is_nested(node):
-    """Whether a node has parts of its own: layers, or steps in time."""
-    layer = getattr(node.operation, "forward_layer", node.operation)
-    if recurrent.loops_over_time(layer):
-        return True
-    if remat_graph.holds_blocks(node.operation):
-        return True
-    inside = remat_graph.graph_of(node.operation)
-    return inside is not None and len(ordered_nodes(inside)) > 1
 
 
 def shifted(s, by):

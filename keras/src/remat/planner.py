@@ -39,6 +39,7 @@ from keras.src.remat.chain import Value
 from keras.src.remat.frontier import FAR
 from keras.src.remat.frontier import Frontier
 from keras.src.remat.frontier import Spans
+from keras.src.remat.frontier import allowed
 from keras.src.remat.frontier import cost_per_flop
 from keras.src.remat.nested import nested_kinds
 from keras.src.remat.planned import Plan
@@ -98,9 +99,14 @@ def narrow_cuts(chain, limit, always=(), weight=None):
         weight = 1 / n + saved / max(1, saved.sum())
     so_far = np.cumsum(weight)[:-1]
     stretch = (so_far * (limit / (so_far[-1] * (1 + 1e-9)))).astype(int)
-    order = np.lexsort((chain.crossing[1:n], stretch))
+    depth, ends = np.zeros(n - 1), []
+    if chain.borders is not None:
+        # A region from within a model can end only where that ends.
+        depth, calls = chain.borders.depth[1:n], chain.borders.calls
+        ends = [end for call in calls[-limit // 8 :] for end in call]
+    order = np.lexsort((chain.crossing[1:n], depth, stretch))
     first = np.unique(stretch[order], return_index=True)[1]
-    fixed = np.asarray([0, n, *always], int)
+    fixed = np.asarray([0, n, *always, *ends], int)
     return np.unique(np.concatenate([fixed, order[first] + 1]))
 
 
@@ -112,6 +118,7 @@ def _lowest(chain):
     for i in reversed(range(len(cuts) - 1)):
         span, rest = chain.spans(cuts[i], cuts[i + 1 :]), worst[i + 1 :]
         region = np.maximum(span["region"], span["keep"] + rest)
+        region[~allowed(chain, cuts[i], cuts[i + 1 :])] = FAR
         plain = np.maximum(span["plain"], span["keep_plain"] + rest)
         both = np.minimum(region, plain)
         k = int(both.argmin())

@@ -21,13 +21,13 @@ from keras.src.remat import profile_key
 from keras.src.remat.chain import Chain
 from keras.src.remat.chain import Value
 from keras.src.remat.graph import graph_of
-from keras.src.remat.plan import ordered_nodes
 from keras.src.remat.profile_trace import NodeCost
 from keras.src.remat.profile_trace import Position
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.profile_trace import size_of
 from keras.src.remat.profile_trace import spec_of
 from keras.src.remat.profile_trace import traced
+from keras.src.remat.units import ordered_nodes
 
 
 def free_memory():

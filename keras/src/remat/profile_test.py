@@ -14,8 +14,8 @@ from keras.src.backend import KerasTensor
 from keras.src.remat import planner
 from keras.src.remat import profile
 from keras.src.remat import profile_call
-from keras.src.remat.plan import ordered_nodes
 from keras.src.remat.profile_trace import engine
+from keras.src.remat.units import ordered_nodes
 
 FLOAT = 4
 

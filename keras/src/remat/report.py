@@ -220,10 +220,11 @@ def fields_of(plan, segments):
     for s in segments:
         number += s.remat
         for i in range(s.start, s.stop):
-            name = plan.nodes[i].operation.name
-            bytes_of[name] = bytes_of.get(name, 0) + int(kept[i])
-            if s.remat:
-                regions.setdefault(name, {})[str(number)] = None
+            for op in plan.nodes[i].path:  # a model has those of its layers
+                name = op.name
+                bytes_of[name] = bytes_of.get(name, 0) + int(kept[i])
+                if s.remat:
+                    regions.setdefault(name, {})[str(number)] = None
     rows = no_rows()
     for name, count in bytes_of.items():
         rows[name] = (show(count), ", ".join(regions.get(name, "-")))

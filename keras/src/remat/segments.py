@@ -1,11 +1,14 @@
 """The segments of a graph for a policy, once per model and input shapes."""
 
+import bisect
 import collections
 
 from keras.src import backend
 from keras.src.backend import KerasTensor
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
+from keras.src.remat.graph import graph_of
+from keras.src.remat.units import is_nested
 
 Segment = collections.namedtuple(
     "Segment",
@@ -18,6 +21,8 @@ Segment = collections.namedtuple(
         "inherits",
         "name",
         "drops",
+        "graph",
+        "inside",
     ],
 )
 Segment.__doc__ = """Nodes that run as one.
@@ -31,7 +36,17 @@ Args:
     inherits: Whether nested models in it follow the policy by themselves.
     name: What error messages and tables call it.
     drops: For each node, ids of the tensors that nothing reads after it.
+    graph: The graph of the only node, a model, if a plan divides it; else
+        `None`.
+    inside: The segments that this graph runs as.
 """
+
+Part = collections.namedtuple(
+    "Part",
+    ["nodes", "remat", "inner", "inherits", "graph", "inside"],
+    defaults=[None, ()],
+)
+Part.__doc__ = "A `Segment` before it is known what is read and needed."
 
 CUTS = "_remat_cuts"
 
@@ -55,16 +70,44 @@ def segments_for(function, inputs, policy):
 
 def segments_of(plan):
     """A plan's segments in the form in which a graph runs."""
+    chosen = plan.planned.segments
     inherits = plan.budget is None
-    parts = [part_of(plan.nodes, s, inherits) for s in plan.planned.segments]
+    parts = parts_of(plan.units, plan.units.level.items, chosen, inherits)
     return build(parts, [id(x) for x in plan.function.outputs])
 
 
-def part_of(nodes, s, inherits):
-    inner = tuple(part_of(nodes, i, False) for i in s.inner)
-    nodes = nodes[s.start : s.stop]
-    nested = not s.remat and any(remat_plan.is_nested(n) for n in nodes)
-    return (nodes, s.remat, inner, inherits and nested)
+def parts_of(units, items, segments, inherits):
+    """Groups the nodes of one graph as the segments of all units want it.
+
+    A model that several segments share becomes a part of its own, which
+    has parts inside.
+    """
+    parts = []
+    for s, group in grouped(items, segments):
+        nodes = [item.node for item in group]
+        if s is None:
+            level = group[0].level
+            inside = parts_of(units, level.items, segments, inherits)
+            parts.append(Part(nodes, False, (), False, level.function, inside))
+            continue
+        of_units = units.nodes[group[0].start : group[-1].stop]
+        nested = not s.remat and any(is_nested(unit) for unit in of_units)
+        inner = parts_of(units, group, s.inner, False) if s.inner else ()
+        parts.append(Part(nodes, s.remat, inner, inherits and nested))
+    return parts
+
+
+def grouped(items, segments):
+    """Pairs of a segment and the items in it; of `None` and one in several."""
+    starts = [s.start for s in segments]
+    groups = []
+    for item in items:
+        s = segments[bisect.bisect_right(starts, item.start) - 1]
+        s = s if item.stop <= s.stop else None
+        if s is None or not groups or groups[-1][0] is not s:
+            groups.append((s, []))
+        groups[-1][1].append(item)
+    return groups
 
 
 def shape_of(x):
@@ -99,9 +142,9 @@ def batch_size():
 
 
 def settings(function):
-    """What the operations of a graph say for themselves."""
+    """What the operations of a graph, and of those in it, say themselves."""
     found = []
-    for i, op in enumerate(function.operations):
+    for i, op in enumerate(all_operations(function)):
         own = vars(op).get("_remat_setting")
         scope = vars(op).get("_remat_scope")
         if own is not None or (scope is not None and scope.mode is None):
@@ -109,11 +152,20 @@ def settings(function):
     return tuple(found)
 
 
+def all_operations(function):
+    for op in function.operations:
+        yield op
+        inside = graph_of(op)
+        if inside is not None and inside is not function:
+            yield from all_operations(inside)
+
+
 def build(parts, needed_after):
-    """Makes segments of (nodes, remat, inner, inherits), in order."""
+    """Makes segments of parts, in order."""
     needed = set(needed_after)
     segments = []
-    for nodes, remat, inner, inherits in reversed(parts):
+    for part in reversed(parts):
+        nodes = part.nodes
         made = {id(x): None for node in nodes for x in node.outputs}
         used = (id(x) for node in nodes for x in node.input_tensors)
         reads = list(dict.fromkeys(key for key in used if key not in made))
@@ -121,17 +173,23 @@ def build(parts, needed_after):
         segments.append(
             Segment(
                 nodes=nodes,
-                remat=remat,
+                remat=part.remat,
                 reads=reads,
                 writes=writes,
-                inner=build(inner, writes) if inner else [],
-                inherits=inherits,
+                inner=build(part.inner, writes),
+                inherits=part.inherits,
                 name=name_of(nodes),
                 drops=drops_of(nodes, needed),
+                graph=part.graph,
+                inside=build(part.inside, results_of(part.graph)),
             )
         )
         needed.update(reads)
     return segments[::-1]
+
+
+def results_of(graph):
+    return [] if graph is None else [id(x) for x in graph.outputs]
 
 
 def drops_of(nodes, needed_after):

@@ -1,0 +1,55 @@
+"""What a `memory_budget` means, and bytes for people."""
+
+import warnings
+
+from keras.src.backend.common.remat_policy import parse_bytes
+
+
+def budget_bytes(budget, chain):
+    """A `memory_budget` as a number of bytes, or `None` for no budget."""
+    if budget is None:
+        return None
+    if budget == "auto":
+        return free_memory()
+    if isinstance(budget, str):
+        return parse_bytes(budget)
+    return int(budget * chain.plain_peak()) if budget < 1 else int(budget)
+
+
+def free_memory():
+    """Bytes free on the device, or `None` with a warning."""
+    from keras.src.remat import profile
+
+    free = profile.free_memory()
+    if free is None:
+        warnings.warn(
+            "This device does not tell how much memory is free, so "
+            '`memory_budget="auto"` plans for the least memory. Give a number '
+            "of bytes to plan for less arithmetic."
+        )
+    return free
+
+
+def too_small(error, budget, batch):
+    """The error that says what would fit.
+
+    Args:
+        error: The planner's `BudgetError`.
+        budget: Bytes.
+        batch: Size of the batch that was planned for.
+    """
+    fits = int(batch * budget / error.floor)
+    advice = f"a batch of about {fits}" if fits else "no batch"
+    return ValueError(
+        "`memory_budget` must be at least the lowest peak that regions "
+        f"can reach, {show(error.floor)} for a batch of {batch}. "
+        f"Received: {show(budget)}, in which {advice} would fit."
+    )
+
+
+def show(count):
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
