@@ -39,7 +39,11 @@ def draw_step(path, usages):
         draw_backward(axes, COLORS[k], name, usage, (1.26 - 0.06 * k) * highest)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.34 * highest)
-    axes.set_xlabel("progress of one training step (order of execution)")
+    xlabel = "progress of one training step (order of execution)"
+    if any(max(u.timeline) != u.peak for u in usages.values()):
+        # XLA lets results take the place of what they are made from.
+        xlabel += "\ncurves: values alive; numbers: the compiler's own buffers"
+    axes.set_xlabel(xlabel)
     axes.set_ylabel("MiB beyond weights, optimizer and batch")
     first, *_, last = usages
     share = usages[last].peak / usages[first].peak
