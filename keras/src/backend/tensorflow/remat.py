@@ -19,6 +19,12 @@ from tensorflow.python.eager import tape as eager_tape
 from tensorflow.python.framework import op_callbacks
 
 from keras.src.backend.tensorflow import remat_keep
+from keras.src.backend.tensorflow.remat_order import after
+from keras.src.backend.tensorflow.remat_order import copies_of
+from keras.src.backend.tensorflow.remat_order import finished
+from keras.src.backend.tensorflow.remat_order import is_differentiable
+from keras.src.backend.tensorflow.remat_order import unread_gradients
+from keras.src.backend.tensorflow.remat_order import values_of
 
 
 def checkpoint(run, inputs, policy=None):
@@ -97,7 +103,8 @@ class Gradient:
         known = [g for g in incoming if g is not None]
         inputs, reads = self.inputs, self.reads
         if in_graph:
-            inputs, reads = after(known, inputs, reads)
+            known_before = [*known, *unread_gradients()]
+            inputs, reads = after(known_before, inputs, reads)
         else:
             inputs = copies_of(inputs)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -120,7 +127,11 @@ class Gradient:
         result = [None] * len(sources) + list(found[len(at) :])
         for i, g in zip(at, found):
             result[i] = g
-        return finished(result, len(flat)) if in_graph else result
+        if not in_graph:
+            return result
+        result = finished(result, len(flat))
+        unread_gradients()  # Those of this region are among what is held back.
+        return result
 
     def giving(self, known):
         if self.keeper is None:
@@ -165,39 +176,6 @@ class Gradient:
 
 def name_value(x, name):
     return remat_keep.name_value(x, name)
-
-
-def copies_of(tensors):
-    return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
-
-
-def is_differentiable(x):
-    return x.dtype.is_floating or x.dtype.is_complex
-
-
-def after(gradients, inputs, reads):
-    """Copies of the tensors that exist only once the gradients are there."""
-    with tf.control_dependencies([values_of(g) for g in gradients]):
-        again = copies_of(inputs)
-        reads = [tf.identity(x) for x in reads]
-    return again, reads
-
-
-def finished(found, n_inputs):
-    """Holds the inputs' gradients back until all the others are done."""
-    others = [values_of(g) for g in found[n_inputs:] if g is not None]
-    with tf.control_dependencies(others):
-        first = [
-            None
-            if g is None
-            else tf.nest.map_structure(tf.identity, g, expand_composites=True)
-            for g in found[:n_inputs]
-        ]
-    return first + found[n_inputs:]
-
-
-def values_of(gradient):
-    return getattr(gradient, "values", gradient)
 
 
 def hide_by_identity(results, sources, gradient):
