@@ -14,6 +14,8 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
+from keras.src.backend.tensorflow import remat_xla
+
 PRODUCTS = {"MatMul": False, "BatchMatMul": True, "BatchMatMulV2": True}
 PRODUCTS.update({"BatchMatMulV3": True, "Einsum": True})
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
@@ -131,8 +133,11 @@ class Giver(Watcher):
 
 def same_value(x, after=()):
     """A new tensor, so that tapes tell it apart; not an operation to count."""
-    with unwatched(), record.stop_recording(), tf.control_dependencies(after):
-        return tf.identity(x)
+    with unwatched(), record.stop_recording():
+        if after and remat_xla.compiles():
+            return remat_xla.after(after, [x], [])[0][0]
+        with tf.control_dependencies(after):
+            return tf.identity(x)
 
 
 @contextlib.contextmanager

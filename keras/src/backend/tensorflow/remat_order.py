@@ -8,12 +8,17 @@ hands its own gradient on when those of its weights are done.
 
 import tensorflow as tf
 
+from keras.src.backend.tensorflow import remat_xla
+
 SEEN = "_remat_operations_seen"
 
 
 def after(gradients, inputs, reads):
     """Copies of the tensors that exist only once the gradients are there."""
-    with tf.control_dependencies([values_of(g) for g in gradients]):
+    gradients = [values_of(g) for g in gradients]
+    if remat_xla.compiles():
+        return remat_xla.after(gradients, inputs, reads)
+    with tf.control_dependencies(gradients):
         again = copies_of(inputs)
         reads = [tf.identity(x) for x in reads]
     return again, reads

@@ -1,0 +1,142 @@
+"""Regions in graphs that XLA compiles, which drops control dependencies."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+from absl.testing import parameterized
+
+from keras.src import backend
+from keras.src import testing
+from keras.src.backend.common.remat_op import remat
+from keras.src.backend.common.remat_policy import RematPolicy
+
+tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.skipif(
+    backend.backend() != "tensorflow", reason="is about TensorFlow"
+)
+
+X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
+W = np.linspace(-1, 2, 36).reshape((6, 6)).astype("float32")
+WAYS = ("dependency", "barrier")
+
+
+def block(x, w, rows=None):
+    y = tf.sin(tf.matmul(tf.sin(tf.matmul(x, w)), w))
+    return y if rows is None else y + tf.gather(w, rows)
+
+
+def as_if(way):
+    """XLA's way on a CPU, or the one on all other devices."""
+    from keras.src.backend.tensorflow import remat_xla
+
+    return mock.patch.object(
+        remat_xla, "has_accelerator", lambda: way == "barrier"
+    )
+
+
+def gradients_of(f):
+    @tf.function(jit_compile=True)
+    def run(x, w, *others):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = f(f(x, w, *others), w, *others)
+            loss = tf.reduce_sum(y * y)
+        return [loss, *tape.gradient(loss, [x, w])]
+
+    return run
+
+
+def matmuls(run, *args):
+    """How many are left when XLA has merged what it takes to be equal."""
+    args = [tf.constant(a) for a in args]
+    code = run.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
+    return code.count(" dot(")
+
+
+class XlaTest(testing.TestCase):
+    @parameterized.parameters(*WAYS)
+    def test_numbers_are_those_of_plain(self, way):
+        rows = np.array([0, 2, 1, 5], "int32")
+        expected = gradients_of(block)(X, W, rows)
+        with as_if(way):
+            found = gradients_of(remat(block))(X, W, rows)
+        for a, b in zip(found, expected):
+            self.assertAllClose(a, b, atol=1e-5)
+
+    def test_the_second_run_is_not_merged_with_the_first(self):
+        plain = matmuls(gradients_of(block), X, W)
+        found = matmuls(gradients_of(remat(block)), X, W)
+        # Of each block, the product within: the last one is not needed.
+        self.assertGreaterEqual(found, plain + 2)
+
+    def test_what_is_made_of_kept_values_is_not_merged_either(self):
+        def f(x, w):
+            for _ in range(3):
+                x = tf.exp(tf.sin(tf.exp(tf.matmul(x, w))))
+            return x
+
+        def exponentials(f):
+            code = gradients_of(f).experimental_get_compiler_ir(
+                tf.constant(X), tf.constant(W)
+            )(stage="optimized_hlo")
+            return code.count(" exponential(")
+
+        kept = remat(f, policy=RematPolicy("matmuls"))
+        self.assertGreater(exponentials(kept), exponentials(f))
+        self.assertEqual(
+            matmuls(gradients_of(kept), X, W), matmuls(gradients_of(f), X, W)
+        )
+
+    def test_accelerators_get_a_barrier(self):
+        with as_if("barrier"):
+            run = gradients_of(remat(block))
+            graph = run.get_concrete_function(
+                tf.constant(X), tf.constant(W)
+            ).graph
+        kinds = [op.type for op in graph.get_operations()]
+        self.assertEqual(kinds.count("XlaOptimizationBarrier"), 2)
+
+    @parameterized.parameters(*WAYS)
+    def test_gradients_that_overflow_change_nothing_else(self, way):
+        def f(x):
+            return tf.exp(x * 200.0) * x
+
+        def run(f):
+            @tf.function(jit_compile=True)
+            def gradient(x):
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = f(tf.sin(x))
+                    loss = tf.reduce_sum(y * y)
+                return tape.gradient(loss, x)
+
+            return gradient(tf.constant(X))
+
+        expected = run(f)
+        with as_if(way):
+            found = run(remat(f))
+        self.assertFalse(np.isfinite(expected).all())
+        self.assertAllClose(found, expected)
+
+    @parameterized.parameters(*WAYS)
+    def test_second_order(self, way):
+        def run(f):
+            @tf.function(jit_compile=True)
+            def penalty(x, w):
+                with tf.GradientTape() as outer:
+                    outer.watch([x, w])
+                    with tf.GradientTape() as tape:
+                        tape.watch(x)
+                        loss = tf.reduce_sum(f(x, w))
+                    slope = tape.gradient(loss, x)
+                    loss = loss + tf.reduce_sum(slope * slope)
+                return outer.gradient(loss, [x, w])
+
+            return penalty(tf.constant(X), tf.constant(W))
+
+        expected = run(block)
+        with as_if(way):
+            found = run(remat(block))
+        for a, b in zip(found, expected):
+            self.assertAllClose(a, b, atol=1e-4)
