@@ -90,7 +90,7 @@ test-tree: setup tree  ## our tests in build/tree
 	@for x in $(BACKENDS); do \
 		$(BIN)/python tools/suites.py ours $$x -- $(PYTEST) || exit 1; done
 
-smoke: setup $(VENV)/.have-hub $(VENV)/.have-wheel  ## integration tests on the installed wheel
+smoke: setup $(VENV)/.have-hub $(VENV)/.have-wheel  ## integration tests, notebook and cookbook on the wheel
 	@for x in $(BACKENDS); do \
 		$(BIN)/python tools/suites.py smoke $$x || exit 1; done
 

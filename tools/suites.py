@@ -4,7 +4,8 @@
     suites.py ours BACKEND             our tests, in build/tree
     suites.py upstream BACKEND [PATH]  upstream's tests, in build/tree; without
                                        paths those beside the files we patch
-    suites.py smoke BACKEND            integration tests, on the installed wheel
+    suites.py smoke BACKEND            integration tests, the notebook and the
+                                       cookbook, on the installed wheel
     suites.py wheel BACKEND            the same and our tests, on the wheel
 
 What follows `--` goes to pytest.
@@ -77,15 +78,15 @@ def on_wheel(backend, modules, args):
     """Runs where no `keras` folder can hide the installed wheel."""
     refuse_other_keras()
     names = [x.removesuffix(".py").replace("/", ".") for x in modules]
-    integration = ROOT / "integration_tests"
+    folders = [ROOT / name for name in ("integration_tests", "examples")]
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(ROOT / "devtree" / "conftest.py", folder)
         plugin = ["-p", "conftest"]
         code = pytest(folder, backend, [*plugin, "--pyargs", *names, *args])
-        if code or not integration.is_dir():
+        if code:
             return code
         rootdir = ["--rootdir", folder, "-c", os.devnull]
-        args = [*plugin, *rootdir, str(integration), *args]
+        args = [*plugin, *rootdir, *map(str, folders), *args]
         code = pytest(folder, backend, args)
         return 0 if code == NO_TESTS else code
 
