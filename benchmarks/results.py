@@ -63,5 +63,5 @@ def failure(error):
     text = re.sub(r"\x1b\[\d+m", "", str(error))
     text = text.rpartition("Exception encountered:")[2] or text
     text = re.sub(r"Exception encountered when calling \S+", "", text)
-    text = " ".join(text.split("Arguments received")[0].split()).strip("' ")
+    text = " ".join(text.split("Arguments received")[0].split())
     return {"error": f"{type(error).__name__}: {text[:200]}"}
