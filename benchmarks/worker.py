@@ -36,7 +36,7 @@ from trained import Trained  # noqa: E402
 
 HAND = "by hand"
 REPEATS = 3
-ROUNDS = (5, 25)
+ROUNDS = (3, 25)
 STEADY = 0.01  # error of a ratio that is good enough
 SECONDS = 5  # of the processor for rounds, beyond the least number
 
