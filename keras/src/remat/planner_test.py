@@ -4,7 +4,6 @@ import random
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from scipy import optimize
 
 from keras.src import backend
 from keras.src import testing
@@ -94,55 +93,6 @@ def dense(n):
     return Chain([10 + i for i in range(n)], values, [1 + i for i in range(n)])
 
 
-class Program:
-    """The same choice as an integer program, solved by `scipy`.
-
-    One binary per segment and kind; the chosen ones are a path from 0 to n.
-    For each: what all chosen segments before it keep, plus its need, is
-    within the peak. (Where it is not chosen this says no more than what the
-    segment that covers its place says.) It shares with the planner the
-    numbers of single segments, and nothing of the search.
-    """
-
-    def __init__(self, chain):
-        self.n = chain.n
-        self.arcs, self.need, self.keep, self.cost = [], [], [], []
-        for a, b in itertools.combinations(range(chain.n + 1), 2):
-            for remat in (False, True):
-                segment = Segment(a, b, remat)
-                span = chain.spans(a, np.array([b]))
-                self.arcs.append((a, b))
-                self.need.append(chain.peak((segment,)))
-                self.keep.append(span["keep" if remat else "keep_plain"].item())
-                self.cost.append(chain.extra_flops((segment,)))
-
-    def solve(self, budget=None):
-        """Least cost within a budget, or the least peak."""
-        k, n = len(self.arcs), self.n
-        path = np.zeros((n + 1, k + 1))
-        peak = np.zeros((k, k + 1))
-        peak[:, k] = -1
-        for j, (a, b) in enumerate(self.arcs):
-            path[a, j], path[b, j] = 1, -1
-            before = [i for i, (_, d) in enumerate(self.arcs) if d <= a]
-            peak[j, before] = [self.keep[i] for i in before]
-            peak[j, j] = self.need[j]
-        ends = np.zeros(n + 1)
-        ends[0], ends[n] = 1, -1
-        most = np.inf if budget is None else budget
-        goal = [0] * k + [1] if budget is None else [*self.cost, 0]
-        result = optimize.milp(
-            goal,
-            integrality=[1] * k + [0],
-            bounds=optimize.Bounds(0, [1] * k + [most]),
-            constraints=[
-                optimize.LinearConstraint(path, ends, ends),
-                optimize.LinearConstraint(peak, -np.inf, 0),
-            ],
-        )
-        return result.fun
-
-
 class PlannerTest(testing.TestCase):
     @parameterized.parameters(range(10))
     def test_equals_brute_force(self, seed):
@@ -222,20 +172,6 @@ class PlannerTest(testing.TestCase):
                 ("backward 0", 4),
             ],
         )
-
-    @parameterized.parameters(range(4))
-    def test_within_5_percent_of_an_integer_program(self, seed):
-        rng = random.Random(100 + seed)
-        chain = random_chain(rng.randint(10, 13), rng)
-        program = Program(chain)
-        peak = planner.least_peak(chain).peak
-        self.assertLessEqual(peak, 1.05 * program.solve() + 1e-6)
-        plain = chain.plain_peak()
-        for budget in (peak, (2 * peak + plain) // 3):
-            plan = planner.cheapest(chain, budget, max_levels=1)
-            self.assertLessEqual(plan.peak, budget)
-            least = program.solve(budget)
-            self.assertLessEqual(plan.extra_flops, 1.05 * least + 1e-6)
 
     @parameterized.named_parameters(
         ("random", random_chain(40, random.Random(1))),
