@@ -129,9 +129,9 @@ def region(op, fn, policy):
     """`fn` as a region, in which no scope makes another one."""
     if recurrent.loops_over_time(op):
         return without_scopes(recurrent.call_in_parts(op, fn, policy))
-    if policy.keeps_something():
-        return remat.remat(fn, policy=policy)
-    return remat.remat(fn)
+    policy = policy if policy.keeps_something() else None
+    wrap = functools.partial(remat.remat, policy=policy)
+    return recurrent.with_dropout_masks(op, fn, wrap)
 
 
 def rematerialized_activation(layer, fn):

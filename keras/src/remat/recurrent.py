@@ -93,6 +93,57 @@ def run_in_parts(layer, policy, sequences, initial_state, mask, training):
     return last, outputs, state
 
 
+MASKS = ("_dropout_mask", "_recurrent_dropout_mask")
+
+
+def with_dropout_masks(op, fn, wrap):
+    """`wrap(fn)`; masks that cells hold between their steps go in and out.
+
+    A cell draws a mask once, and its layer takes it off before the backward
+    pass begins: the second run would draw another one.
+
+    Args:
+        op: The operation that is being called.
+        fn: Its `call`.
+        wrap: Makes a region of a function.
+    """
+    cells = getattr(op, "cells", None)
+    cells = cells if isinstance(cells, (list, tuple)) else [op]
+    cells = [c for c in cells if hasattr(c, "reset_dropout_mask")]
+    if not cells:
+        return wrap(fn)
+
+    @functools.wraps(fn)
+    def run(masks, args, kwargs):
+        before = masks_of(cells)
+        set_masks(cells, masks)
+        try:
+            outputs = fn(*args, **kwargs)
+            return outputs, masks_of(cells)
+        finally:
+            set_masks(cells, before)
+
+    run.__self__ = op
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        outputs, masks = wrap(run)(masks_of(cells), args, kwargs)
+        set_masks(cells, masks)
+        return outputs
+
+    return call
+
+
+def masks_of(cells):
+    return [[getattr(c, name, None) for name in MASKS] for c in cells]
+
+
+def set_masks(cells, masks):
+    for cell, values in zip(cells, masks):
+        for name, value in zip(MASKS, values):
+            setattr(cell, name, value)
+
+
 def nearest_divisor(number, wanted):
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     nearest = min(divisors, key=lambda d: abs(d - wanted))

@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
 from keras.src import backend
 from keras.src import layers
@@ -12,6 +13,7 @@ from keras.src import ops
 from keras.src import testing
 from keras.src import utils
 from keras.src.backend.common import remat_test_utils
+from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import recurrent
 
 
@@ -112,3 +114,72 @@ class PartsOfTimeTest(testing.TestCase):
 
         # Some dozen values a step; of which its input and its result stay.
         self.assertLess(peak(True), 0.35 * peak(None))
+
+
+RATES = {"dropout": 0.4, "recurrent_dropout": 0.3}
+
+
+def dropping(kind):
+    """A recurrent layer whose cell holds masks of dropout between its steps."""
+    if kind == "stacked":
+        cells = [
+            layers.LSTMCell(3, seed=1, **RATES),
+            layers.GRUCell(3, seed=2, **RATES),
+        ]
+        return layers.RNN(layers.StackedRNNCells(cells))
+    return layers.LSTM(3, seed=1, **RATES)
+
+
+@pytest.mark.requires_trainable_backend
+class DropoutOfCellsTest(testing.TestCase):
+    """A layer takes masks off its cell before the backward pass begins."""
+
+    def results(self, kind, cell, layer, compiled):
+        utils.set_random_seed(0)
+        rnn = dropping(kind)
+        rnn.build((2, 3, 3))
+        rnn.cell.remat, rnn.remat = cell, layer
+        x = np.random.default_rng(0).normal(size=(2, 3, 3))
+
+        def loss(x):
+            return ops.sum(rnn(x, training=True) ** 2)
+
+        args = ([x.astype("float32")], rnn.variables, compiled)
+        loss, *gradients = remat_test_utils.step(loss, *args)
+        gradients = [g for g in sum(gradients, []) if g is not None]
+        state = [backend.convert_to_numpy(v) for v in rnn.variables]
+        return [loss, *gradients, *state]
+
+    @parameterized.parameters(
+        ("lstm", "nothing", None),
+        ("lstm", "matmuls", "matmuls"),
+        ("stacked", "matmuls", None),
+    )
+    def test_equal_to_plain(self, kind, cell, layer):
+        cell, layer = [k and RematPolicy(k) for k in (cell, layer)]
+        compiled = backend.backend() == "jax" or layer is not None
+        plain = self.results(kind, None, None, compiled)
+        found = self.results(kind, cell, layer, compiled)
+        self.assertLen(found, len(plain))
+        for a, b in zip(plain, found):
+            self.assertAllClose(a, b, atol=1e-5)
+
+    def test_a_cell_called_by_itself_keeps_its_mask(self):
+        cell = layers.LSTMCell(3, seed=1, **RATES)
+        x, state = np.ones((2, 3), "float32"), [np.zeros((2, 3), "float32")] * 2
+        cell.build(x.shape)
+        cell.remat = True
+        outputs = []
+
+        def loss(x):
+            for _ in range(2):
+                outputs.append(cell(x, state, training=True)[0])
+            masks = [cell._dropout_mask, cell._recurrent_dropout_mask]
+            self.assertNotIn(None, masks)
+            cell.reset_dropout_mask()
+            cell.reset_recurrent_dropout_mask()
+            return ops.sum(ops.square(outputs[0] - outputs[1]))
+
+        compiled = backend.backend() == "jax"
+        found = remat_test_utils.step(loss, [x], cell.variables, compiled)
+        self.assertAllClose(found[0], 0.0)
