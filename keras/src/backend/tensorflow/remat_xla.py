@@ -33,7 +33,11 @@ def after(gradients, inputs, reads):
     else:
         count = len(tf.nest.flatten(inputs, expand_composites=True))
         never = is_any_above_infinity(gradients)
-        again = [depending(x, never) for x in known[:count]] + known[count:]
+        # Weights are there anyway. What is drawn from a seed would be kept.
+        again = [
+            depending(x, never) if i < count or x.dtype.is_integer else x
+            for i, x in enumerate(known)
+        ]
     return tf.nest.pack_sequence_as(
         [inputs, reads], again, expand_composites=True
     )

@@ -7,6 +7,7 @@ import pytest
 from absl.testing import parameterized
 
 from keras.src import backend
+from keras.src import layers
 from keras.src import testing
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_policy import RematPolicy
@@ -87,6 +88,17 @@ class XlaTest(testing.TestCase):
         self.assertEqual(
             matmuls(gradients_of(kept), X, W), matmuls(gradients_of(f), X, W)
         )
+
+    def test_dropout_masks_are_drawn_again(self):
+        def draws(wrap):
+            drop = layers.Dropout(0.5, seed=3)
+            f = wrap(lambda x, w: tf.matmul(drop(x, training=True), w))
+            code = gradients_of(f).experimental_get_compiler_ir(
+                tf.constant(X), tf.constant(W)
+            )(stage="optimized_hlo")
+            return code.count(" xor(")
+
+        self.assertGreater(draws(remat), draws(lambda f: f))
 
     def test_accelerators_get_a_barrier(self):
         with as_if("barrier"):
