@@ -110,6 +110,7 @@ def draw_shares(path, groups):
     """
     names = list(dict.fromkeys(m for x in groups.values() for m in x))
     names = [n for n in names if n != "chain"]
+    names.sort(key=lambda name: "-" in name)  # variants last
     figure, grid = plt.subplots(
         1,
         len(groups),
