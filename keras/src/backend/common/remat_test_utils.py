@@ -168,7 +168,8 @@ def step(f, inputs=(), variables=(), compiled=False):
         f: Function of the inputs that returns a scalar.
         inputs: List of arrays.
         variables: All `Variable`s that `f` reads or writes.
-        compiled: Whether to run in `jax.jit` or `tf.function`.
+        compiled: Whether to run in `jax.jit` or `tf.function`; `"xla"` for one
+            that XLA compiles.
 
     Returns:
         The loss, the gradients of the inputs, and those of the trainable
@@ -215,7 +216,9 @@ def step_tensorflow(f, inputs, variables, compiled):
             loss = f(*inputs)
         return loss, tape.gradient(loss, inputs + trained)
 
-    return tf.function(run)(inputs) if compiled else run(inputs)
+    if not compiled:
+        return run(inputs)
+    return tf.function(run, jit_compile=compiled == "xla")(inputs)
 
 
 def step_torch(f, inputs, variables, compiled):
