@@ -26,7 +26,12 @@ What is not optimal:
 - Segments are consecutive in the given order. A general schedule (Checkmate,
   arXiv 1910.02653) may recompute one branch and keep its neighbour, order
   nodes otherwise, or run a node again for each of its uses. In the memory
-  model a region's backward is one unit.
+  model a region's backward is one unit. On random graphs of 6 to 8 nodes with
+  skips a step took 1.04 times the arithmetic of the best schedule of
+  consecutive nodes that frees memory node by node, and 1.06 times that of any
+  schedule (means of 90 cases, at worst 1.18; see `planner_program_test.py`).
+- A region lies within one graph: it does not go on beyond the end of a nested
+  model that it began in. A layer that is a row of blocks is one node.
 """
 
 import bisect
