@@ -65,12 +65,10 @@ def is_any_above_infinity(gradients):
     """
     found = tf.constant(False)
     for g in gradients:
-        if g.shape.num_elements() == 0:
-            continue
-        first = tf.reshape(g, [-1])[0]
+        first = tf.reshape(g, [-1])[:1]  # none in an empty batch
         if first.dtype.is_complex:
             first = tf.math.real(first)
-        found |= first > tf.constant(float("inf"), first.dtype)
+        found |= tf.reduce_any(first > tf.constant(float("inf"), first.dtype))
     return found
 
 

@@ -65,6 +65,20 @@ class XlaTest(testing.TestCase):
         for a, b in zip(found, expected):
             self.assertAllClose(a, b, atol=1e-5)
 
+    @parameterized.product(way=WAYS, size=[None, 0])
+    def test_an_empty_batch(self, way, size):
+        def run(f):
+            gradient = gradients_of(f)
+            spec = tf.TensorSpec((size, 6)), tf.TensorSpec((6, 6))
+            return gradient.get_concrete_function(*spec)(
+                tf.constant(X[:0]), tf.constant(W)
+            )
+
+        with as_if(way):
+            found = run(remat(block))
+        for a, b in zip(found, run(block)):
+            self.assertAllClose(a, b)
+
     def test_the_second_run_is_not_merged_with_the_first(self):
         plain = matmuls(gradients_of(block), X, W)
         found = matmuls(gradients_of(remat(block)), X, W)
