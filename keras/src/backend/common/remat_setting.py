@@ -12,7 +12,7 @@ class RematLayer:
 
     def __new__(cls, *args, **kwargs):
         # Not for the config that Keras makes by itself, which has it anyway.
-        if "remat" not in inspect.signature(cls.__init__).parameters:
+        if not has_own_argument(cls):
             kwargs.pop("remat", None)
         return super().__new__(cls, *args, **kwargs)
 
@@ -122,6 +122,9 @@ def with_setting(get_config):
     @functools.wraps(get_config)
     def wrapper(self, *args, **kwargs):
         config = get_config(self, *args, **kwargs)
+        unset = vars(self).get("_remat_setting") is None
+        if unset and "remat" in (config or ()) and has_own_argument(type(self)):
+            return config  # it may mean something else there
         if isinstance(config, dict):
             setting = setting_config(self)
             if setting is None:
@@ -136,7 +139,8 @@ def with_setting(get_config):
 def applying_setting(from_config):
     @functools.wraps(from_config)
     def wrapper(cls, config, *args, **kwargs):
-        if not isinstance(config, dict) or "remat" not in config:
+        is_set = isinstance(config, dict) and "remat" in config
+        if not is_set or has_own_argument(cls):
             return from_config(cls, config, *args, **kwargs)
         config = dict(config)
         setting = config.pop("remat")
@@ -149,7 +153,9 @@ def applying_setting(from_config):
 
 def accepting_setting(init):
     """Makes a constructor that passes no other keywords on take `remat`."""
-    signature = inspect.signature(init)
+    signature = signature_of(init)
+    if signature is None:
+        return init
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD or parameter.name == "remat":
             return init
@@ -164,6 +170,20 @@ def accepting_setting(init):
     # Keras makes configs by itself from the names of the arguments.
     wrapper.__signature__ = signature
     return wrapper
+
+
+def has_own_argument(cls):
+    """Whether the constructor of a layer has an argument named `remat`."""
+    signature = signature_of(cls.__init__)
+    return signature is not None and "remat" in signature.parameters
+
+
+def signature_of(f):
+    """The signature, or `None` of what has none (such as `partialmethod`)."""
+    try:
+        return inspect.signature(f)
+    except (TypeError, ValueError):
+        return None
 
 
 def copying_setting(clone):

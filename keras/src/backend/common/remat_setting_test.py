@@ -1,4 +1,5 @@
 import copy
+import functools
 import inspect
 import os
 import pickle
@@ -128,6 +129,54 @@ class RematSettingTest(testing.TestCase):
         self.assertIsNone(Named(remat="mine").remat)
         with self.assertRaisesRegex(ValueError, "`remat` must be"):
             layers.SpatialDropout1D(0.5, remat="fulll")
+
+    def test_an_argument_of_that_name_is_left_alone(self):
+        class Auto(layers.Layer):
+            def __init__(self, remat="block", **kwargs):
+                super().__init__(**kwargs)
+                self.mine = remat
+
+        class Explicit(Auto):
+            def __init__(self, units, remat=False, **kwargs):
+                super().__init__(remat=remat, **kwargs)
+                self.units = units
+
+            def get_config(self):
+                own = {"units": self.units, "remat": self.mine}
+                return {**super().get_config(), **own}
+
+        with RematScope():
+            recorded = Auto(remat="head")
+        for layer in (Auto(remat="head"), Explicit(3, remat=True), recorded):
+            copy = type(layer).from_config(layer.get_config())
+            self.assertEqual(copy.mine, layer.mine)
+            self.assertIsNone(copy.remat)
+
+    def test_an_argument_that_is_passed_on(self):
+        class Passing(layers.Layer):
+            def __init__(self, remat=None, **kwargs):
+                super().__init__(remat=remat, **kwargs)
+
+        policy = RematPolicy(keep=["wave"])
+        layer = Passing(remat=True)
+        self.assertIs(Passing.from_config(layer.get_config()).remat, True)
+        layer.remat = policy
+        copy = Passing.from_config(layer.get_config())
+        self.assertEqual(copy.remat, policy)
+
+    def test_a_constructor_that_is_no_function(self):
+        class Activated(layers.Layer):
+            def __init__(self, units, activation="relu", **kwargs):
+                super().__init__(**kwargs)
+                self.units, self.activation = units, activation
+
+        class Gelu(Activated):
+            __init__ = functools.partialmethod(
+                Activated.__init__, activation="gelu"
+            )
+
+        self.assertEqual(Gelu(3).activation, "gelu")
+        self.assertIs(Gelu(3, remat=True).remat, True)
 
     def test_the_constructor_of_every_layer_takes_it(self):
         for name, cls in vars(layers).items():
