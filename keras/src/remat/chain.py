@@ -74,6 +74,7 @@ class Chain:
             gradients, as where an engine starts operations in no fixed
             order. Then a plain part counts with all of them. Defaults to
             `False`.
+        keeping: A `Keeping`: what a policy keeps. Defaults to `None`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Chain:
         copies=None,
         loss=0,
         waits=False,
+        keeping=None,
     ):
         n = self.n = len(saved)
         fields = {
@@ -112,8 +114,22 @@ class Chain:
         self.copies = int(self.copies_before[-1])
         self.loss = int(loss)
         self.waits = waits
+        self._set_keeping(keeping)
         self.borders = None  # The `Borders` of `units.py`, if there are any.
         self._set_values([Value(*v) for v in values])
+
+    def _set_keeping(self, keeping):
+        zeros = np.zeros(self.n, np.int64)
+        kept, spared, last = keeping or (zeros, zeros, zeros)
+        self.kept = np.asarray(kept, np.int64)
+        self.again_before = self.flops_before - _prefix(spared)
+        self.kept_before_node = before = _prefix(self.kept)
+        # What of it is held where a region ends: see `Keeping`.
+        ends = np.array(
+            [0 if k is None else before[i] + k for i, k in enumerate(last)],
+            np.int64,
+        )
+        self.kept_at_end = np.concatenate([[0], np.maximum.accumulate(ends)])
 
     def _set_values(self, values):
         kept = [v for v in values if v.producer >= 0 and len(v.consumers)]
@@ -177,19 +193,28 @@ class Chain:
         saved = self.saved_before[start:] - self.saved_before[start]
         held = self.held_from(start, self.size)
         held_unsaved = self.held_from(start, self.unsaved_size)
+        # What the policy keeps: so far, and in all.
+        so_far = self.kept_before_node[start + 1 :]
+        so_far = so_far - self.kept_before_node[start]
+        kept = self.kept_at_end[stops] - self.kept_before_node[start]
+        kept = np.maximum(kept, 0)
 
         def worst(per_node):
             return np.maximum.accumulate(per_node)[ends - 1]
 
-        run = worst(saved[1:] + held_unsaved[:-1] + scratch)
+        held_so_far = saved[1:] + held_unsaved[:-1] + scratch
+        run = worst(held_so_far)
+        # In a second run what was kept is there until it is given back.
+        giving = worst(held_so_far - self.kept_before_node[runs])
+        giving = np.maximum(run, giving + self.kept_at_end[stops])
         weights = self.grads_after[:-1] + self.copies_before[1:]
         back = worst(saved[1:] + self.passing[runs] + weights[runs] + scratch)
         at_once = saved[ends] + self.grads_after[start] + worst(scratch)
         at_once += self.copies_before[stops]
         unit = np.maximum(back, at_once + self.crossing[stops])
-        again = np.maximum(unit, run + self.arriving[stops])
-        forward = worst(held[:-1] + scratch)
-        keep, keep_plain = held[ends], saved[ends] + held_unsaved[ends]
+        again = np.maximum(unit, giving + self.arriving[stops])
+        forward = worst(held[:-1] + so_far + scratch)
+        keep, keep_plain = held[ends] + kept, saved[ends] + held_unsaved[ends]
         ends_all = (stops == self.n) & (self.loss > 0)
         first = np.maximum(forward, np.where(ends_all, keep + self.loss, 0))
         first += self.copies
@@ -198,6 +223,7 @@ class Chain:
         waiting = self.waiting_before[stops] - self.waiting_before[start]
         return {
             "keep": keep,
+            "giving": giving,
             "keep_plain": keep_plain + waiting,
             "forward": forward,
             "run": run,
@@ -208,7 +234,7 @@ class Chain:
             "region": np.maximum(first, again),
         }
 
-    def _span(self, segment):
+    def span(self, segment):
         stops = np.array([segment.stop])
         return {
             k: int(v[0]) for k, v in self.spans(segment.start, stops).items()
@@ -216,7 +242,7 @@ class Chain:
 
     def _need(self, segment):
         """Worst moment of a segment, over what was kept before it."""
-        span = self._span(segment)
+        span = self.span(segment)
         if not segment.remat:
             return span["plain"]
         return max(span["first"], self._second_run(segment))
@@ -225,8 +251,9 @@ class Chain:
         arriving = int(self.arriving[segment.stop])
         worst = 0
         for part, kept in self.kept_before(segment.parts):
-            span = self._span(part)
-            run = span["forward" if part.remat else "run"]
+            span = self.span(part)
+            whole = "run" if segment.inner else "giving"
+            run = span["forward" if part.remat else whole]
             back = self._second_run(part) if part.remat else span["unit"]
             worst = max(worst, kept + max(back, run + arriving))
         return worst
@@ -236,7 +263,7 @@ class Chain:
         kept = 0
         for segment in segments:
             yield segment, kept
-            span = self._span(segment)
+            span = self.span(segment)
             kept += span["keep" if segment.remat else "keep_plain"]
 
     def peak(self, segments):
@@ -254,7 +281,7 @@ class Chain:
         regions = [
             s for s in getattr(segments, "segments", segments) if s.remat
         ]
-        before = self.flops_before
+        before = self.again_before
         once = sum(int(before[s.stop] - before[s.start]) for s in regions)
         return once + sum(self.extra_flops(s.inner) for s in regions)
 

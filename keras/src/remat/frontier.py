@@ -62,7 +62,7 @@ class Spans:
         per_flop = cost_per_flop(chain)
         most = int(chain.flops_before[-1]) * per_flop
         unit = 1 + most // (FAR >> 3)  # Above 1, flops are rounded.
-        before = chain.flops_before[self.cuts]
+        before = chain.again_before[self.cuts]
         flops = (before[None, :] - before[:, None]) // unit
         upper = np.triu(np.ones(flops.shape, bool), 1)
         return np.where(upper, flops * per_flop + 1, FAR)

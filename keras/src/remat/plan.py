@@ -68,7 +68,9 @@ class RematPlan:
         part = slice(start, stop)
         nodes = self.nodes[part]
         has_loss = not self.nested and nodes[-1:] == self.nodes[-1:]
-        chain = profile.chain_of(self.units, nodes, costs[part], has_loss)
+        chain = profile.chain_of(
+            self.units, nodes, costs[part], has_loss, self.policy
+        )
         chain.borders = self.units.borders(start, stop, has_setting)
         return chain
 

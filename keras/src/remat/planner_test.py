@@ -12,6 +12,7 @@ from keras.src.remat.chain import Chain
 from keras.src.remat.chain import Value
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
+from keras.src.remat.profile_policy import Keeping
 
 pytestmark = pytest.mark.skipif(
     backend.backend() != "numpy",
@@ -34,7 +35,19 @@ def random_chain(n, rng):
             values.append((i, size, uses, is_saved))
     numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(4)]
     loss, waits = rng.randint(0, 9), rng.choice([False, True])
-    return Chain(saved, values, *numbers, loss=loss, waits=waits)
+    keeping = random_keeping(numbers[0], rng)
+    return Chain(
+        saved, values, *numbers, loss=loss, waits=waits, keeping=keeping
+    )
+
+
+def random_keeping(flops, rng):
+    """A policy's kept bytes; a node may make none, or none after residuals."""
+    if rng.random() < 0.5:
+        return None
+    kept = [rng.choice([0, 0, rng.randint(1, 9)]) for _ in flops]
+    spared = [rng.randint(0, f) if k else 0 for k, f in zip(kept, flops)]
+    return Keeping(kept, spared, [rng.choice([None, 0, k]) for k in kept])
 
 
 def splits(start, stop):

@@ -21,6 +21,7 @@ from keras.src.remat import profile_key
 from keras.src.remat.chain import Chain
 from keras.src.remat.chain import Value
 from keras.src.remat.graph import graph_of
+from keras.src.remat.profile_policy import keeping
 from keras.src.remat.profile_trace import NodeCost
 from keras.src.remat.profile_trace import Position
 from keras.src.remat.profile_trace import engine
@@ -181,6 +182,7 @@ def graph_cost(graph, specs, order, training, unprofiled):
         kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
         profiled=all(c.profiled for c in costs),
         copies=sum(c.copies for c in costs),
+        products=sum((c.products for c in costs), ()),
     )
     return cost, [flow.specs[id(x)] for x in graph.outputs]
 
@@ -267,7 +269,7 @@ class Kept:
                 uses[self.root(x)].add(node)
 
 
-def chain_of(function, nodes, costs, has_loss=False):
+def chain_of(function, nodes, costs, has_loss=False, policy=None):
     """What the planner works on.
 
     Args:
@@ -276,6 +278,8 @@ def chain_of(function, nodes, costs, has_loss=False):
         costs: List of their `NodeCost`.
         has_loss: Whether a loss of the results follows, one which works on
             each element, as most do. Defaults to `False`.
+        policy: The `RematPolicy` of its regions. Defaults to `None`: they
+            keep nothing.
 
     Returns:
         A `Chain`. Values that come from before `nodes` are not in it.
@@ -292,4 +296,5 @@ def chain_of(function, nodes, costs, has_loss=False):
         [c.copies for c in costs],
         results * engine().LOSS_COPIES,
         not engine().ORDERS_PLAIN_PARTS,
+        policy and keeping(costs, policy),
     )

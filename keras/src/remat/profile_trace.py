@@ -12,6 +12,7 @@ from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_surroundings import NoContext
 from keras.src.backend.common.symbolic_scope import SymbolicScope
 from keras.src.remat.graph import attribute
+from keras.src.remat.profile_policy import Product
 
 NodeCost = collections.namedtuple(
     "NodeCost",
@@ -27,8 +28,9 @@ NodeCost = collections.namedtuple(
         "kept_by_matmuls",
         "profiled",
         "copies",
+        "products",
     ],
-    defaults=[0],
+    defaults=[0, ()],
 )
 NodeCost.__doc__ = """What one operation costs in training, in bytes.
 
@@ -46,6 +48,7 @@ Args:
     kept_by_matmuls: Size of the results of matrix products and convolutions.
     profiled: Whether the engine traced it; if not, all is an estimate.
     copies: Size of copies of its weights that the engine makes ahead.
+    products: Tuple of `Product`: what a policy may keep.
 """
 
 Spec = collections.namedtuple(
@@ -174,6 +177,7 @@ def cost_of(found, specs, n_outputs, grads):
         kept_by_matmuls=found["matmuls"],
         profiled=True,
         copies=found.get("copies", 0),
+        products=tuple(Product(*p) for p in found.get("products", ())),
     )
 
 

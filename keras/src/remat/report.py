@@ -145,10 +145,18 @@ def kept_by_node(chain, segments):
         leaves &= chain.last >= s.stop
         size = chain.size if s.remat else chain.unsaved_size
         np.add.at(kept, chain.producer[leaves], size[leaves])
-        if not s.remat:
+        if s.remat:
+            kept[s.start : s.stop] += kept_by_policy(chain, s)
+        else:
             saved = np.diff(chain.saved_before[s.start : s.stop + 1])
             kept[s.start : s.stop] += saved
     return kept
+
+
+def kept_by_policy(chain, s):
+    """Bytes of what a policy keeps, for each node of a region."""
+    room = chain.kept_at_end[s.stop] - chain.kept_before_node[s.start : s.stop]
+    return np.clip(room, 0, chain.kept[s.start : s.stop])
 
 
 def whole_segments(plan):

@@ -5,6 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
 from keras.src import backend
 from keras.src import layers
@@ -31,6 +32,22 @@ def block_model(blocks=3, width=16):
     model = models.Model(inputs, layers.Dense(2, name="head")(x))
     model.compile("sgd", "mse", metrics=["mae"])
     return model
+
+
+def decoder(blocks=3, width=32):
+    inputs = x = layers.Input((32, width))
+    for _ in range(blocks):
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(2, 16)(y, y)])
+        y = layers.LayerNormalization()(x)
+        y = layers.Dense(4 * width, activation="gelu")(y)
+        x = layers.Add()([x, layers.Dense(width)(y)])
+    return models.Model(inputs, layers.Dense(2)(x))
+
+
+def decoder_batch(width=32):
+    x = np.random.default_rng(0).normal(size=(8, 32, width))
+    return x.astype("float32")
 
 
 def batch(width=16):
@@ -95,6 +112,24 @@ class RematReportTest(testing.TestCase):
         )
         self.assertLessEqual(found.remat_bytes, 1.1 * found.predicted_bytes)
         self.assertLess(found.remat_bytes, found.plain_bytes)
+
+    @parameterized.product(
+        keep=("matmuls", "matmuls_no_batch"), budget=(None, 0.85)
+    )
+    def test_prediction_knows_what_regions_keep(self, keep, budget):
+        found, flops = [], []
+        for policy in (RematPolicy(), RematPolicy(keep, memory_budget=budget)):
+            model = decoder()
+            model.remat = policy
+            found.append(report.remat_report(model, decoder_batch()))
+            plan = model.remat_plan(batch_size=8)
+            flops.append(plan.predicted_extra_flops)
+        nothing, kept = found
+        self.assertGreater(kept.remat_bytes, 1.5 * nothing.remat_bytes)
+        self.assertAllClose(kept.predicted_bytes, kept.remat_bytes, rtol=0.1)
+        if keep == "matmuls":  # no product runs again
+            self.assertLess(flops[1], 0.2 * flops[0])
+        self.assertLess(flops[1], flops[0])
 
     def test_layers_add_up(self):
         found = report_of_blocks()

@@ -19,7 +19,7 @@ def _loss(chain, segments):
     last, kept = list(chain.kept_before(segments))[-1]
     start = last.start
     if last.remat:
-        kept += chain.held_from(start, chain.size)[-1]
+        kept += chain.span(last)["keep"]
     else:
         kept += chain.held_from(start, chain.unsaved_size)[-1]
         kept += chain.saved_before[-1] - chain.saved_before[start]
@@ -42,6 +42,8 @@ def _held_forward(chain, segment):
     start, nodes = segment.start, slice(segment.start, segment.stop)
     if segment.remat:
         held = chain.held_from(start, chain.size)
+        kept = chain.kept_before_node
+        held[:-1] += kept[start + 1 :] - kept[start]
     else:
         held = chain.held_from(start, chain.unsaved_size)
     held = held[: segment.stop - start] + chain.scratch[nodes]
@@ -76,6 +78,10 @@ def _region(chain, segment, base):
     parts = segment.parts
     arriving = base + chain.arriving[segment.stop]
     again = _forward(chain, "again", parts, arriving)
+    if not segment.inner:  # Kept values are there until they are given back.
+        before = chain.kept_before_node[segment.start : segment.stop]
+        rest = np.maximum(0, chain.kept_at_end[segment.stop] - before)
+        again = [(x, held + int(r)) for (x, held), r in zip(again, rest)]
     return again + _backward(chain, parts, base, in_region=True)
 
 

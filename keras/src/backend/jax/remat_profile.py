@@ -13,6 +13,7 @@ from jax.extend import core as jex_core
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.jax.remat import KINDS
 
 # A compiled step whose weights are donated writes each new weight over the old
 # one as soon as its gradient is there, so gradients do not pile up.
@@ -83,6 +84,7 @@ def trace(call, inputs, variables):
     forward_peak = peak(closed.jaxpr, kept)
     found["scratch"] = max(forward_peak, backward_peak(*shapes))
     found["copies"] = copies(closed.jaxpr, variables)
+    found["products"] = products(closed.jaxpr)
     return found
 
 
@@ -204,6 +206,24 @@ def of_equation(eqn):
         inner = [max(inner, key=lambda x: x["flops"])]
     times = eqn.params["length"] if name == "scan" else 1
     return {k: times * sum(x[k] for x in inner) for k in inner[0]}
+
+
+def products(jaxpr, times=1):
+    """What policies keep, see `Product`; loops keep that of each step."""
+    found = []
+    for eqn in jaxpr.eqns:
+        name, inner = eqn.primitive.name, list(jaxprs_in(eqn.params))
+        steps = eqn.params["length"] if name == "scan" else 1
+        for j in inner:
+            found += products(j, times * steps)
+        if not inner and name in KINDS:
+            x = eqn.outvars[0]
+            batch = name == "dot_general"
+            batch = batch and bool(eqn.params["dimension_numbers"][1][0])
+            spec = tuple(x.aval.shape), standardize_dtype(x.aval.dtype)
+            cost = times * size(x), times * flops(eqn)
+            found.append((KINDS[name], batch, *spec, *cost))
+    return found
 
 
 def peak(jaxpr, ignored):

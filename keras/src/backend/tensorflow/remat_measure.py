@@ -29,14 +29,28 @@ def kept_values(forward, data, variables):
             loss = forward(list(given))
         before = graph.get_operations()
         trained = [x for x, v in zip(values, variables) if v.trainable]
-        tf.gradients(loss, trained)
+        gradients = [g for g in tf.gradients(loss, trained) if g is not None]
         backward = graph.get_operations()[len(before) :]
+        needed = needed_for(gradients)
+        backward = [op for op in backward if op in needed]
         kept = read_by(backward, set(before))
     return [
         (graph.paths.get(x.op.name, ""), size(x))
         for x in kept.values()
         if x.op.type != "Placeholder"
     ]
+
+
+def needed_for(tensors):
+    """The operations that run for these results; others are pruned."""
+    waiting = [x.op for x in tf.nest.flatten(tensors, expand_composites=True)]
+    found = set()
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
+    return found
 
 
 class Graph(tf.__internal__.FuncGraph):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.tensorflow import remat_keep
 
 # In a graph a weight is updated as soon as its gradient is there, so gradients
 # do not pile up.
@@ -76,6 +77,7 @@ def trace(call, inputs, variables):
         for x in values:
             kept.pop(x.name, None)
         found = describe(kept, given, outputs) | arithmetic(forward)
+        found["products"] = products(forward)
         found["scratch"] = max(
             peak(forward, [*outputs, *kept.values()]) - own_residuals(found),
             peak(backward, grads[0] + grads[1]),
@@ -251,6 +253,18 @@ def arithmetic(ops):
         found["flops"] += flops(op)
         if op.type in MATMULS:
             found["matmuls"] += made
+    return found
+
+
+def products(ops):
+    """What policies keep, see `Product`; nothing inside of a loop."""
+    found = []
+    for op in ops:
+        if op.type in MATMULS:
+            x = op.outputs[0]
+            kind = remat_keep.kind_of(op.type, op.inputs)
+            spec = remat_keep.spec_of(x)
+            found.append((*kind, *spec, size(x), flops(op)))
     return found
 
 

@@ -5,6 +5,7 @@ the policy wants, by number. The second run counts again, and where a result
 was kept it is given back instead of being computed.
 """
 
+import contextlib
 import threading
 
 import torch
@@ -30,6 +31,16 @@ def open_modes():
     if not hasattr(_open, "modes"):
         _open.modes = []
     return _open.modes
+
+
+@contextlib.contextmanager
+def observed(see):
+    """Calls `see` for each tensor that a region of this thread keeps."""
+    _open.observers = [*getattr(_open, "observers", ()), see]
+    try:
+        yield
+    finally:
+        _open.observers = _open.observers[:-1]
 
 
 class Keeper(TorchDispatchMode):
@@ -62,6 +73,8 @@ class Keeper(TorchDispatchMode):
             del self.kept[number]
         for number in self.drawn.keys() - self.kept.keys():
             del self.drawn[number]
+        for see in getattr(_open, "observers", ()):
+            map_tensors(see, list(self.kept.values()))
         return super().__exit__(*args)
 
     def counting_hooks(self):

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.torch import remat_keep
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.remat_profile import Saved
 from keras.src.backend.torch.remat_profile import key_of
@@ -27,7 +28,8 @@ def kept_values(forward, data, variables):
         List of `(path, bytes)`: the name scope that made each value.
     """
     saved, makers = Saved(), Makers()
-    with untouched(), saved.hooks(), makers:
+    kept = remat_keep.observed(saved.add)
+    with untouched(), saved.hooks(), makers, kept:
         loss = forward(list(data))
     sizes = saved.sizes()
     outside = {key_of(v.value) for v in variables} | {key_of(x) for x in data}

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.torch import remat_keep
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
 
@@ -60,6 +61,7 @@ def trace(call, inputs, variables):
                 saved.add(logits_of(y))
         found = describe(saved, given, values, outputs)
         found |= {key: counter.found[key] for key in ("flops", "matmuls")}
+        found["products"] = list(counter.products)
         saved.storages.clear()
         peak = counter.peak
         with counter:
@@ -173,6 +175,7 @@ class Counter(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.found = {"flops": 0, "matmuls": 0}
+        self.products = []
         self.live = self.peak = 0
         self.sizes = {}
 
@@ -211,14 +214,20 @@ class Counter(TorchDispatchMode):
         packet = func._overloadpacket
         if packet in flop_registry:
             count = flop_registry[packet]
-            found["flops"] += count(*args, **(kwargs or {}), out_val=out)
-            found["matmuls"] += made
+            arithmetic = count(*args, **(kwargs or {}), out_val=out)
+            self.add_product(func, results, made, arithmetic)
         elif packet in ATTENTION:
-            found["flops"] += attention_flops(*args)
-            found["matmuls"] += made
+            arithmetic = attention_flops(*args)
+            self.add_product(func, results, made, arithmetic)
         elif packet not in NO_ARITHMETIC:
             found["flops"] += max(x.numel() for x in results)
         return out
+
+    def add_product(self, func, results, made, arithmetic):
+        self.found["flops"] += arithmetic
+        self.found["matmuls"] += made
+        kind, spec = remat_keep.kind_of(func), remat_keep.spec_of(results)
+        self.products.append((*kind, *spec, made, arithmetic))
 
 
 ATTENTION = (
