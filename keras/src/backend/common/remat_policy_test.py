@@ -234,3 +234,15 @@ class RematPolicyTest(testing.TestCase):
             model.remat = policy
             found = self.warned_of(run)
         self.assertEqual(found, [f"['absent_{kind}']"])
+
+    @pytest.mark.requires_trainable_backend
+    def test_one_warning_in_fit(self):
+        policy = RematPolicy(keep=["dense/linear", "absent_fit"])
+        model = models.Sequential([layers.Dense(4), layers.Dense(4)])
+        model.remat = policy
+        model.compile("sgd", "mse")
+
+        def run():
+            model.fit(X, X, batch_size=2, epochs=2, verbose=0)
+
+        self.assertEqual(self.warned_of(run), ["['absent_fit']"])
