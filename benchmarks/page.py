@@ -49,7 +49,9 @@ budgets and a policy; and by Keras 3.15.1 from the registry in
   state does not.
 
 On JAX all rows are compiled without the pass by which XLA:CPU undoes
-rematerialization, so that they show what accelerators do. TensorFlow runs
+rematerialization, so that they show what accelerators do. Some steps there
+are faster than the plain one although they compute more; why was not found.
+TensorFlow runs
 without oneDNN, whose buffers malloc does not see. `gpt-eager` is the GPT with
 `run_eagerly=True`, `gpt-xla` that with `jit_compile=True`.
 """
