@@ -159,7 +159,7 @@ def draw_model(axes, height, group):
     for found in group:
         base = found["rows"].get("plain", {}).get("peak")
         for name, row in found["rows"].items():
-            if name not in STRATEGIES or not base:
+            if name not in STRATEGIES or not (base or "error" in row):
                 continue
             k = names.index(name) - (name == "by hand, no early stop")
             y = height + 0.8 * (k - (len(names) - 2) / 2) / len(names)
