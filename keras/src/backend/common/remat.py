@@ -14,6 +14,9 @@ from keras.src.backend.common.remat_scope import (
     get_current_remat_mode as get_current_remat_mode,
 )
 from keras.src.backend.common.remat_scope import note_scope as note_scope
+from keras.src.backend.common.remat_surroundings import (
+    following_scopes as following_scopes,
+)
 
 
 def wrap_call(op, fn, args, kwargs):

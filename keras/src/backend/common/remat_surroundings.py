@@ -6,6 +6,7 @@ were left, and in another thread: so the state is captured, and entered again.
 
 import contextlib
 import copy
+import functools
 
 from keras.src.backend.common import global_state
 
@@ -75,3 +76,24 @@ def enter_surroundings(captured):
     finally:
         for name, value in before.items():
             global_state.set_global_attribute(name, value)
+
+
+def following_scopes(step):
+    """Makes `step` follow the scopes that are open now in other threads too.
+
+    A strategy of TensorFlow traces each replica in a thread of its own.
+    """
+    name = "remat_scope_stack"
+    scopes = list(global_state.get_global_attribute(name) or ())
+
+    @functools.wraps(step)
+    def wrapper(*args, **kwargs):
+        if global_state.get_global_attribute(name) is not None:
+            return step(*args, **kwargs)
+        global_state.set_global_attribute(name, list(scopes))
+        try:
+            return step(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute(name, None)
+
+    return wrapper
