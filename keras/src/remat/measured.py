@@ -87,6 +87,13 @@ class RematReport:
         table.add_row("Total", *fields(total))
         report.print_rich([table, self.peak_line()])
 
+    def __repr__(self):
+        return (
+            f"<RematReport: {show(self.plain_bytes)} kept plain, "
+            f"{show(self.remat_bytes)} with rematerialization; "
+            "`summary()` prints all>"
+        )
+
     def peak_line(self):
         if self.plain_peak is None:
             return " Peak: this backend does not tell"

@@ -191,6 +191,9 @@ class RematPlan:
             f"of {show(self.plain_bytes)}, {extra:.0%} more arithmetic"
         )
 
+    def __repr__(self):
+        return f"<RematPlan: {self.line()}>"
+
     def summary(self):
         """Prints the plan as a table."""
         from keras.src.remat import report

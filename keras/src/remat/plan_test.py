@@ -125,7 +125,9 @@ class RematPlanTest(testing.TestCase):
             Own().remat_plan(4)
 
     def test_the_line_says_what_it_costs(self):
-        line = residual_model().remat_plan(BATCH, memory_budget=0.7).line()
+        plan = residual_model().remat_plan(BATCH, memory_budget=0.7)
+        line = plan.line()
+        self.assertIn(line, repr(plan))
         self.assertRegex(line, r"\d+ regions, peak .* of .*more arithmetic")
 
     def test_training_under_a_budget_equals_plain_training(self):

@@ -65,7 +65,7 @@ def run_in_parts(layer, policy, sequences, initial_state, mask, training):
     scan = getattr(engine(), "scan_time", None)
     # A step keeps several times its state, so more and shorter parts pay.
     even = nearest_divisor(steps, 2 * count)
-    if scan is not None and even > 1:
+    if scan is not None and even > 1 and not layer.unroll:
         return scan(
             run,
             lambda part, state: layer.inner_loop(part, state, None, training),

@@ -88,6 +88,29 @@ class PartsOfTimeTest(testing.TestCase):
         for plain, parts in zip(*found, strict=True):
             self.assertAllClose(plain, parts, atol=1e-6)
 
+    @parameterized.parameters(False, True)
+    @pytest.mark.skipif(
+        backend.backend() != "jax",
+        reason="Only JAX runs the parts in a loop.",
+    )
+    def test_an_unrolled_layer_is_not_made_a_loop(self, unroll):
+        import jax
+
+        inputs = layers.Input((12, 3))
+        layer = layers.LSTM(4, unroll=unroll)
+        model = models.Model(inputs, layer(inputs))
+        model.remat = True
+        weights = [v.value for v in model.trainable_variables]
+        state = [v.value for v in model.non_trainable_variables]
+
+        def loss(weights):
+            x = np.ones((2, 12, 3), "float32")
+            y, _ = model.stateless_call(weights, state, x, training=True)
+            return y.sum()
+
+        jaxpr = str(jax.make_jaxpr(jax.grad(loss))(weights))
+        self.assertEqual("scan[" in jaxpr, not unroll)
+
     @pytest.mark.skipif(
         backend.backend() != "jax",
         reason="Reads XLA's memory analysis.",

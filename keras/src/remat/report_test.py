@@ -15,6 +15,7 @@ from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.remat import report
+from keras.src.remat.budget import show
 from keras.src.utils import io_utils
 from keras.src.utils import set_random_seed
 
@@ -102,6 +103,7 @@ class RematReportTest(testing.TestCase):
         self.assertGreater(found.remat_bytes, 0)
         # At least each product's input: 64 numbers wide, in each block.
         self.assertGreater(found.plain_bytes, 3 * BATCH * 64 * 4)
+        self.assertIn(show(found.remat_bytes), repr(found))
 
     def test_prediction_is_near_the_measurement(self):
         model = block_model()
