@@ -6,6 +6,7 @@ patch set is built on.
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ import keras
 from keras import layers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+TREE = "keras-3.15.1"
 ARCHIVE = ROOT / "build" / "cache" / "keras-3.15.1.tar.gz"
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
 
@@ -53,7 +55,9 @@ def stock(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stock")
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
-    return folder / "keras-3.15.1"
+    # The archive has no `keras/__init__.py`; a wheel gets one when it is built.
+    shutil.copy(ROOT / "devtree/keras/__init__.py", folder / TREE / "keras")
+    return folder / TREE
 
 
 def run_stock(stock, folder, script):
