@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.tensorflow.remat_profile import needed_for
 from keras.src.backend.tensorflow.remat_profile import placeholder
 from keras.src.backend.tensorflow.remat_profile import read_by
 from keras.src.backend.tensorflow.remat_profile import size
@@ -39,18 +40,6 @@ def kept_values(forward, data, variables):
         for x in kept.values()
         if x.op.type != "Placeholder"
     ]
-
-
-def needed_for(tensors):
-    """The operations that run for these results; others are pruned."""
-    waiting = [x.op for x in tf.nest.flatten(tensors, expand_composites=True)]
-    found = set()
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
-    return found
 
 
 class Graph(tf.__internal__.FuncGraph):

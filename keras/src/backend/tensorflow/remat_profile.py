@@ -72,7 +72,9 @@ def trace(call, inputs, variables):
             [x for x, (_, _, w) in zip(given, inputs) if w],
             [x for x, v in zip(values, variables) if v.trainable],
         )
+        needed = needed_for(grads)
         backward = graph.get_operations()[len(forward) :]
+        backward = [op for op in backward if op in needed]
         kept = read_by(backward, set(forward))
         for x in values:
             kept.pop(x.name, None)
@@ -83,6 +85,21 @@ def trace(call, inputs, variables):
             peak(backward, grads[0] + grads[1]),
         )
         return found
+
+
+def needed_for(tensors):
+    """The operations that these results are made by.
+
+    `tf.gradients` also makes gradients of constants, which are pruned.
+    """
+    waiting = [x.op for x in tf.nest.flatten(tensors, expand_composites=True)]
+    found = set()
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [x.op for x in op.inputs]
+    return found
 
 
 def placeholder(shape, dtype):
