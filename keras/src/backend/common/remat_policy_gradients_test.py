@@ -17,6 +17,7 @@ from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.backend.common.remat_test_utils import with_input_gradient
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
 
@@ -35,25 +36,6 @@ POLICIES = {
 }
 MODES = {"jax": (True,), "tensorflow": (False, True, "xla"), "torch": (False,)}
 MODES = MODES.get(backend.backend(), (False,))
-
-
-def with_input_gradient(f, x):
-    """`f(x)`, and its gradient in a form that has gradients itself."""
-    if backend.backend() == "jax":
-        import jax
-
-        return jax.value_and_grad(f)(x)
-    if backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = f(x)
-        return y, tape.gradient(y, x)
-    import torch
-
-    y = f(x)
-    return y, torch.autograd.grad(y, x, create_graph=True)[0]
 
 
 @pytest.mark.requires_trainable_backend

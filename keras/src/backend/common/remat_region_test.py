@@ -20,6 +20,7 @@ from keras.src.backend.common.remat_test_utils import Penalty
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.backend.common.remat_test_utils import with_input_gradient
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
@@ -54,25 +55,9 @@ class EqualNumbersTest(testing.TestCase):
         self.assertAllEqual(our_seed, seed)
 
     def test_second_order_gradient(self):
-        def slope(f, x):
-            """The gradient of `f`, through which a gradient can be taken."""
-            if backend.backend() == "jax":
-                import jax
-
-                return jax.grad(f)(x)
-            if backend.backend() == "tensorflow":
-                import tensorflow as tf
-
-                with tf.GradientTape() as tape:
-                    tape.watch(x)
-                    y = f(x)
-                return tape.gradient(y, x)
-            import torch
-
-            return torch.autograd.grad(f(x), x, create_graph=True)[0]
-
         f = remat(lambda x: ops.sum(ops.sin(x) * x))
-        _, (found,), _ = step(lambda x: ops.sum(slope(f, x)), [X])
+        slope = lambda x: with_input_gradient(f, x)[1]
+        _, (found,), _ = step(lambda x: ops.sum(slope(x)), [X])
         self.assertAllClose(found, 2 * np.cos(X) - X * np.sin(X), atol=1e-5)
 
 

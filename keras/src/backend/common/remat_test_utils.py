@@ -229,3 +229,22 @@ def step_torch(f, inputs, variables, compiled):
     sources = inputs + [v.value for v in variables if v.trainable]
     found = torch.autograd.grad(loss, sources, allow_unused=True)
     return loss, list(found)
+
+
+def with_input_gradient(f, x):
+    """`f(x)`, and its gradient in a form that has gradients itself."""
+    if backend.backend() == "jax":
+        import jax
+
+        return jax.value_and_grad(f)(x)
+    if backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        return y, tape.gradient(y, x)
+    import torch
+
+    y = f(x)
+    return y, torch.autograd.grad(y, x, create_graph=True)[0]

@@ -8,9 +8,12 @@ from absl.testing import parameterized
 
 from keras.src import backend
 from keras.src import layers
+from keras.src import models
+from keras.src import optimizers
 from keras.src import testing
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.utils import set_random_seed
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.skipif(
@@ -166,3 +169,32 @@ class XlaTest(testing.TestCase):
             found = run(remat(block))
         for a, b in zip(found, expected):
             self.assertAllClose(a, b, atol=1e-4)
+
+
+class FitTest(testing.TestCase):
+    """Training that XLA compiles: loss, weights, statistics, seeds."""
+
+    def fit(self, remat):
+        set_random_seed(0)
+        parts = []
+        for i in range(4):
+            parts += [
+                layers.Dense(6, activation="gelu"),
+                layers.BatchNormalization(),
+                layers.Dropout(0.3, seed=i),
+            ]
+        model = models.Sequential([layers.Input((6,)), *parts], name="model")
+        model.remat = remat
+        optimizer = optimizers.Adam(0.01)
+        model.compile(optimizer, "mse", jit_compile=True)
+        history = model.fit(X, X, batch_size=2, epochs=3, verbose=0)
+        state = [v.numpy() for v in model.variables + optimizer.variables]
+        return [history.history["loss"], *state]
+
+    @parameterized.parameters(*WAYS)
+    def test_equal_to_plain(self, way):
+        expected = self.fit(None)
+        with as_if(way):
+            found = self.fit(True)
+        for a, b in zip(found, expected, strict=True):
+            self.assertAllClose(a, b, atol=1e-5, rtol=1e-5)
