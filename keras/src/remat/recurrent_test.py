@@ -206,3 +206,24 @@ class DropoutOfCellsTest(testing.TestCase):
         compiled = backend.backend() == "jax"
         found = remat_test_utils.step(loss, [x], cell.variables, compiled)
         self.assertAllClose(found[0], 0.0)
+
+
+@pytest.mark.requires_trainable_backend
+class FailingCellTest(testing.TestCase):
+    def test_its_masks_are_as_before(self):
+        class Failing(layers.LSTMCell):
+            def call(self, inputs, states, training=False):
+                super().call(inputs, states, training=training)
+                raise KeyError("mine")
+
+        cell = Failing(4, dropout=0.5, recurrent_dropout=0.5, remat=True)
+        cell.build((2, 3))
+        state = [ops.zeros((2, 4))] * 2
+
+        def loss(x):
+            return ops.sum(cell(x, state, training=True)[0])
+
+        x = np.ones((2, 3), "float32")
+        with self.assertRaisesRegex(KeyError, "mine"):
+            remat_test_utils.step(loss, [x], cell.variables)
+        self.assertEqual(recurrent.masks_of([cell]), [[None, None]])

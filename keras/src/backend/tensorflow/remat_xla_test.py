@@ -185,7 +185,7 @@ class FitTest(testing.TestCase):
             ]
         model = models.Sequential([layers.Input((6,)), *parts], name="model")
         model.remat = remat
-        optimizer = optimizers.Adam(0.01)
+        optimizer = optimizers.SGD(0.01, momentum=0.9)
         model.compile(optimizer, "mse", jit_compile=True)
         history = model.fit(X, X, batch_size=2, epochs=3, verbose=0)
         state = [v.numpy() for v in model.variables + optimizer.variables]
