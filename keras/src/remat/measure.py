@@ -22,6 +22,7 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import plan as remat_plan
+from keras.src.remat.measured import Measured
 from keras.src.remat.measured import RematReport
 from keras.src.trainers.compile_utils import CompileLoss
 
@@ -35,7 +36,8 @@ def remat_report(model, x, y=None):
     A plan predicts from shapes; this shows what the running backend really
     does with your model and batch, layer by layer, beside the prediction. Use
     it to see whether a setting saves what you hoped for, and which layers
-    still keep most.
+    still keep most. Where a policy keeps values, a second table has their bytes
+    by name, or by the kind of operation that made them.
 
     A model, layer or scope that asks for rematerialization is measured as it
     is. If none does, the model is measured as with `model.remat = True`.
@@ -72,11 +74,11 @@ def remat_report(model, x, y=None):
     batch = Batch(model, x, y)
     with unchanged(model):
         with switched(model, off=True):
-            plain, plain_peak = batch.measure()
+            plain = batch.measure()
         with switched(model, off=False):
-            remat, remat_peak = batch.measure()
-            plan = batch.plan()
-    return RematReport(model, plain, remat, plain_peak, remat_peak, plan)
+            remat = batch.measure()
+            plan, names = batch.plan(), names_in(model)
+    return RematReport(model, plain, remat, plan, names)
 
 
 class Batch:
@@ -128,15 +130,17 @@ class Batch:
             return sum((ops.sum(v) for v in self.model.losses), loss)
 
     def measure(self):
-        """Bytes by name of layer, and the peak."""
+        """A `Measured` of the model as it is set now."""
         name = f"keras.src.backend.{backend.backend()}.remat_measure"
         engine = importlib.import_module(name)
         given = self.forward, tree.flatten(self.given), self.model.variables
         rows = Rows(self.model)
-        found = collections.Counter()
-        for path, count in engine.kept_values(*given):
-            found[rows.name_of(path)] += count
-        return found, engine.peak_bytes(*given)
+        by_layer, by_label = collections.Counter(), {}
+        for path, count, label in engine.kept_values(*given):
+            by_layer[rows.name_of(path)] += count
+            if label is not None:
+                by_label.setdefault(label, []).append(count)
+        return Measured(by_layer, by_label, engine.peak_bytes(*given))
 
     def plan(self):
         """The plan that the model follows for this batch, or `None`."""
@@ -166,6 +170,18 @@ def policy_of(model):
     if setting.mode == "full" and setting.layer_types is None:
         return setting.as_policy()
     return None
+
+
+def names_in(model):
+    """The names that policies of the model and its layers keep."""
+    found = {}
+    for op in operations_of(model):
+        policy = setting_of(op)
+        if policy is not None and not isinstance(policy, RematPolicy):
+            policy = policy.policy
+        if policy is not None:
+            found.update(dict.fromkeys(policy.names()))
+    return list(found)
 
 
 class Rows:

@@ -6,6 +6,7 @@ import rich.markup
 import rich.table
 
 from keras.src import backend
+from keras.src.remat import profile_policy
 from keras.src.remat.budget import show
 
 LayerBytes = collections.namedtuple(
@@ -20,6 +21,27 @@ Args:
     remat: Measured with it.
     predicted_plain: Predicted without it, or `None`.
     predicted: Predicted with it, or `None`.
+"""
+
+Measured = collections.namedtuple("Measured", ["by_layer", "by_label", "peak"])
+Measured.__doc__ = """What a step was found to keep.
+
+Args:
+    by_layer: Dict from names of layers to bytes.
+    by_label: Dict from what tables call values that a policy keeps, see
+        `RematPolicy.label`, to a list of their bytes.
+    peak: Most bytes at once, or `None`.
+"""
+
+NameBytes = collections.namedtuple(
+    "NameBytes", ["values", "bytes", "predicted"]
+)
+NameBytes.__doc__ = """What policies keep under one name.
+
+Args:
+    values: How many values, measured.
+    bytes: Their bytes, measured.
+    predicted: Predicted bytes, or `None`.
 """
 
 
@@ -40,27 +62,34 @@ class RematReport:
         by_layer: Dict from the name of a layer, as in `model.summary()`, to
             `LayerBytes`: `plain`, `remat`, `predicted_plain`, `predicted`.
             What no layer made is under `"(loss)"` and `"(other)"`.
+        by_name: Dict from the name of a value that a policy keeps, or from
+            the kind of operation that made it if it has none (`"matmul"`,
+            `"conv"`, `"attention"`, else the engine's word), to `NameBytes`:
+            `values`, `bytes`, `predicted`. A name that no value has is there
+            with zeros.
     """
 
-    def __init__(self, model, plain, remat, plain_peak, remat_peak, plan):
+    def __init__(self, model, plain, remat, plan, names):
         self.name = model.name
-        self.plain_peak, self.remat_peak = plain_peak, remat_peak
-        self.plain_bytes = sum(plain.values())
-        self.remat_bytes = sum(remat.values())
+        self.plain_peak, self.remat_peak = plain.peak, remat.peak
+        self.plain_bytes = sum(plain.by_layer.values())
+        self.remat_bytes = sum(remat.by_layer.values())
         self.predicted_bytes = self.predicted_plain_bytes = None
         self.predicted_peak = None
-        columns = [plain, remat]
+        columns = [plain.by_layer, remat.by_layer]
         if plan is not None:
             columns += predicted_by_layer(plan)
             self.predicted_plain_bytes = sum(columns[2].values())
             self.predicted_bytes = sum(columns[3].values())
             self.predicted_peak = plan.predicted_bytes
-        names = dict.fromkeys(name for c in columns for name in c)
-        in_order = [x.name for x in model.layers if x.name in names]
+        found = dict.fromkeys(name for c in columns for name in c)
+        in_order = [x.name for x in model.layers if x.name in found]
         self.by_layer = {
             name: LayerBytes(*(c.get(name, 0) for c in columns))
-            for name in dict.fromkeys([*in_order, *names])
+            for name in dict.fromkeys([*in_order, *found])
         }
+        predicted = None if plan is None else predicted_by_name(plan)
+        self.by_name = by_name(remat.by_label, predicted, names)
 
     def summary(self):
         """Prints the measured and predicted bytes of each layer as a table."""
@@ -85,7 +114,20 @@ class RematReport:
             self.predicted_bytes,
         )
         table.add_row("Total", *fields(total))
-        report.print_rich([table, self.peak_line()])
+        tables = [table, self.name_table()] if self.by_name else [table]
+        report.print_rich([*tables, self.peak_line()])
+
+    def name_table(self):
+        table = rich.table.Table(
+            title="Of that, kept by policies", title_justify="left"
+        )
+        table.add_column("Name, or kind of operation", overflow="fold")
+        for name in ("Values", "Kept", "predicted"):
+            table.add_column(name, justify="right")
+        for name, row in self.by_name.items():
+            shown = (show(row.bytes), in_table(row.predicted))
+            table.add_row(rich.markup.escape(name), str(row.values), *shown)
+        return table
 
     def __repr__(self):
         return (
@@ -107,7 +149,39 @@ class RematReport:
 def fields(row):
     ratio = f"{row.remat / row.plain:.2f}" if row.plain else "-"
     shown = (row.plain, row.predicted_plain, row.remat, row.predicted)
-    return [*("-" if b is None else show(b) for b in shown), ratio]
+    return [*map(in_table, shown), ratio]
+
+
+def in_table(count):
+    return "-" if count is None else show(count)
+
+
+def by_name(measured, predicted, asked):
+    """Rows of `RematReport.by_name`, those of most bytes first.
+
+    Args:
+        measured: Dict from labels to lists of bytes.
+        predicted: Dict from labels to bytes, or `None`.
+        asked: The names that policies keep.
+    """
+    sizes = {label: sum(found) for label, found in measured.items()}
+    labels = sorted(sizes, key=sizes.get, reverse=True)
+    rows = {}
+    for label in dict.fromkeys([*labels, *(predicted or ()), *asked]):
+        found = measured.get(label, ())
+        guess = None if predicted is None else predicted.get(label, 0)
+        rows[label] = NameBytes(len(found), sum(found), guess)
+    return rows
+
+
+def predicted_by_name(plan):
+    """Bytes that the regions of a plan keep by policy, by label."""
+    found = collections.Counter()
+    for s in plan.planned.segments:
+        if s.remat:
+            costs = plan.costs[s.start : s.stop]
+            found.update(profile_policy.kept_by_label(costs, plan.policy))
+    return found
 
 
 def predicted_by_layer(plan):

@@ -182,7 +182,7 @@ def graph_cost(graph, specs, order, training, unprofiled):
         kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
         profiled=all(c.profiled for c in costs),
         copies=sum(c.copies for c in costs),
-        products=sum((c.products for c in costs), ()),
+        made=sum((c.made for c in costs), ()),
     )
     return cost, [flow.specs[id(x)] for x in graph.outputs]
 

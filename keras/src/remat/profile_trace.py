@@ -9,10 +9,12 @@ from keras.src import tree
 from keras.src.backend import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_op import NAMED
 from keras.src.backend.common.remat_surroundings import NoContext
 from keras.src.backend.common.symbolic_scope import SymbolicScope
 from keras.src.remat.graph import attribute
-from keras.src.remat.profile_policy import Product
+from keras.src.remat.profile_policy import Made
+from keras.src.remat.profile_policy import Trace
 
 NodeCost = collections.namedtuple(
     "NodeCost",
@@ -28,7 +30,7 @@ NodeCost = collections.namedtuple(
         "kept_by_matmuls",
         "profiled",
         "copies",
-        "products",
+        "made",
     ],
     defaults=[0, ()],
 )
@@ -48,7 +50,7 @@ Args:
     kept_by_matmuls: Size of the results of matrix products and convolutions.
     profiled: Whether the engine traced it; if not, all is an estimate.
     copies: Size of copies of its weights that the engine makes ahead.
-    products: Tuple of `Product`: what a policy may keep.
+    made: Tuple of `Trace`: what a policy may keep.
 """
 
 Spec = collections.namedtuple(
@@ -138,7 +140,8 @@ class Call:
         for i, mask in zip(self.masked, tensors[self.inputs :]):
             set_keras_mask(given[i], mask)
         args, kwargs = self.fill_in(given)
-        with SymbolicScope():  # No regions, and no layer is a new one.
+        # No regions, and no layer is a new one; but values have names.
+        with SymbolicScope(), attribute(NAMED, True):
             outputs = self.operation(*args, **{**kwargs, **self.context})
         outputs = tree.flatten(outputs)
         masks = [get_keras_mask(y) for y in outputs]
@@ -177,8 +180,16 @@ def cost_of(found, specs, n_outputs, grads):
         kept_by_matmuls=found["matmuls"],
         profiled=True,
         copies=found.get("copies", 0),
-        products=tuple(Product(*p) for p in found.get("products", ())),
+        made=traces_of(found),
     )
+
+
+def traces_of(found):
+    if "made" not in found:
+        return ()
+    values, residuals, outputs = found["made"]
+    values = [Made(*v) for v in values]
+    return (Trace(values, tuple(residuals), tuple(outputs)),)
 
 
 def estimated(operation, call, specs):

@@ -14,6 +14,9 @@ from keras.src.backend.common.remat_policy import get_policy
 from keras.src.backend.common.remat_setting import RematLayer
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+# Whether engines are told of names where no region is open: in profiles.
+NAMED = "remat_named"
+
 
 @keras_export(["keras.remat", "keras.ops.remat"])
 def remat(f=None, *, policy=None):
@@ -156,11 +159,12 @@ def remat_name(x, name):
         from keras.src.remat.name_op import RematName
 
         return with_mask_of(x, RematName(name).symbolic_call(x))
-    policies = remat_region.open_policies()
-    if not policies or in_symbolic_scope():
-        return x
-    for policy in policies:
-        policy.seen.add(name)
+    if not global_state.get_global_attribute(NAMED):
+        policies = remat_region.open_policies()
+        if not policies or in_symbolic_scope():
+            return x
+        for policy in policies:
+            policy.seen.add(name)
     return with_mask_of(x, remat_region.engine().name_value(x, name))
 
 

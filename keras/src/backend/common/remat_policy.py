@@ -116,6 +116,22 @@ class RematPolicy:
             for part in self.parts()
         )
 
+    def keeps_value(self, op, has_batch, names, spec):
+        """Whether a value with these names is kept, in any way.
+
+        Args:
+            op: What made it; `None` for what can be kept by name only.
+            has_batch: See `keeps`.
+            names: The names it was given.
+            spec: See `keeps`.
+
+        Returns:
+            A bool.
+        """
+        if op is not None and self.keeps(op, has_batch, None, spec):
+            return True
+        return any(self.keeps("name", False, name, spec) for name in names)
+
     def part_keeps(self, part, op, has_batch, name, spec):
         if part == "nothing":
             return False
@@ -143,11 +159,20 @@ class RematPolicy:
             return name in self.offload
         return self.offload
 
-    def warn_unseen(self):
-        """Says once which names no value had, after all regions ran."""
+    def label(self, op, names=()):
+        """What tables call a kept value: one of its names, or what made it."""
+        asked = [n for n in names if n in self.names()]
+        return (asked or [*names, op])[0]
+
+    def names(self):
+        """The names of values that the policy keeps or offloads."""
         names = [p for p in self.parts() if isinstance(p, str)]
         names = [n for n in names if n not in KEEP_WORDS]
-        names += self.offload if isinstance(self.offload, list) else []
+        return names + (self.offload if isinstance(self.offload, list) else [])
+
+    def warn_unseen(self):
+        """Says once which names no value had, after all regions ran."""
+        names = self.names()
         missing = sorted(set(names) - self.seen)
         if missing:
             warnings.warn(

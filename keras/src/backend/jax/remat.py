@@ -8,6 +8,7 @@ the checkpoint as a hidden argument and gets its gradient.
 
 import contextlib
 import functools
+import threading
 import warnings
 
 import jax
@@ -33,9 +34,37 @@ def checkpoint(run, inputs, policy=None):
     keep = None if policy is None else keep_function(policy)
 
     def first(*inputs):
-        return run.first(*inputs)
+        with marked(policy):
+            return run.first(*inputs)
 
     return jax.checkpoint(first, policy=keep)(*inputs)
+
+
+MARK = "remat_region_"
+_open = threading.local()
+
+
+@contextlib.contextmanager
+def observed(policies):
+    """Adds the policies of regions to a list, and marks what they compute.
+
+    The name scope in the region of policy number `i` is `MARK` and `i`.
+    """
+    before = getattr(_open, "policies", None)
+    _open.policies = policies
+    try:
+        yield
+    finally:
+        _open.policies = before
+
+
+def marked(policy):
+    """The name scope of a region while regions are observed."""
+    policies = getattr(_open, "policies", None)
+    if policies is None or policy is None:
+        return contextlib.nullcontext()
+    policies.append(policy)
+    return jax.named_scope(f"{MARK}{len(policies) - 1}")
 
 
 KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}

@@ -10,9 +10,12 @@ import jax
 
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.jax import remat
-from keras.src.backend.jax.remat_profile import is_var
 from keras.src.backend.jax.remat_profile import shared_buffers
-from keras.src.backend.jax.remat_profile import size
+from keras.src.backend.jax.remat_values import OUTSIDE
+from keras.src.backend.jax.remat_values import Program
+from keras.src.backend.jax.remat_values import is_var
+from keras.src.backend.jax.remat_values import number
+from keras.src.backend.jax.remat_values import size
 
 
 def kept_values(forward, data, variables):
@@ -24,20 +27,43 @@ def kept_values(forward, data, variables):
         variables: The Keras variables of the model.
 
     Returns:
-        List of `(path, bytes)`: the name scope that made each value.
+        List of `(path, bytes, label)`: the name scope that made each value,
+        and what a policy kept it as or `None`.
     """
-    loss_of = pure(forward, variables)
+    loss_of, policies = pure(forward, variables), []
 
     def linearized(trained, others, data):
         return jax.vjp(lambda t: loss_of(t, others, data), trained)
 
     arguments = (*values_of(variables), data)
-    jaxpr = jax.make_jaxpr(linearized)(*arguments).jaxpr
-    roots = shared_buffers(jaxpr)
+    with remat.observed(policies):
+        jaxpr = jax.make_jaxpr(linearized)(*arguments).jaxpr
+    roots, program = shared_buffers(jaxpr), Program(jaxpr)
     kept = {roots.get(v, v): None for v in jaxpr.outvars[1:] if is_var(v)}
     outside = {*jaxpr.invars, *jaxpr.constvars}
     paths = {v: path_of(eqn) for eqn in jaxpr.eqns for v in eqn.outvars}
-    return [(paths[v], size(v)) for v in kept if v not in outside]
+    return [
+        (
+            paths[v],
+            size(v),
+            label_of(program, number(program.place, v), policies),
+        )
+        for v in kept
+        if v not in outside
+    ]
+
+
+def label_of(program, i, policies):
+    """What the policy of a region kept a value as, or `None`."""
+    if i == OUTSIDE:
+        return None
+    value = program.values[i]
+    spec = lambda: value.spec
+    for mark in re.findall(rf"{remat.MARK}(\d+)", value.path):
+        policy = policies[int(mark)]
+        if policy.keeps_value(value.op, value.has_batch, value.names, spec):
+            return policy.label(value.op, value.names)
+    return None
 
 
 def pure(forward, variables):
@@ -67,7 +93,7 @@ def path_of(eqn):
         if bare == stack:
             break
         stack = bare
-    return stack
+    return re.sub(rf"{remat.MARK}\d+/?", "", stack)
 
 
 def peak_bytes(forward, data, variables):

@@ -8,12 +8,15 @@ share one buffer.
 import math
 
 import jax
-import numpy as np
-from jax.extend import core as jex_core
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
-from keras.src.backend.jax.remat import KINDS
+from keras.src.backend.jax.remat_values import SAME_BUFFER
+from keras.src.backend.jax.remat_values import Program
+from keras.src.backend.jax.remat_values import is_var
+from keras.src.backend.jax.remat_values import jaxprs_in
+from keras.src.backend.jax.remat_values import number
+from keras.src.backend.jax.remat_values import size
 
 # A compiled step whose weights are donated writes each new weight over the old
 # one as soon as its gradient is there, so gradients do not pile up.
@@ -22,10 +25,6 @@ ORDERS_PLAIN_PARTS = True
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 2
 MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-SAME_BUFFER = frozenset(
-    "copy copy_p expand_dims name optimization_barrier reduce_precision "
-    "reshape squeeze".split()
-)
 # Reading and writing memory, without arithmetic.
 NO_ARITHMETIC = SAME_BUFFER.union(
     "broadcast_in_dim concatenate convert_element_type dynamic_slice "
@@ -84,7 +83,7 @@ def trace(call, inputs, variables):
     forward_peak = peak(closed.jaxpr, kept)
     found["scratch"] = max(forward_peak, backward_peak(*shapes))
     found["copies"] = copies(closed.jaxpr, variables)
-    found["products"] = products(closed.jaxpr)
+    found["made"] = made(closed.jaxpr, len(shapes[0]))
     return found
 
 
@@ -148,17 +147,6 @@ def describe(jaxpr, n_inputs, n_outputs):
     return found, kept
 
 
-def is_var(v):
-    return not isinstance(v, jex_core.Literal)
-
-
-def size(v):
-    dtype = getattr(v.aval, "dtype", None)
-    if not isinstance(dtype, np.dtype):  # Random keys.
-        return 0
-    return math.prod(v.aval.shape) * dtype.itemsize
-
-
 def shared_buffers(jaxpr):
     """Maps variables to the ones whose buffer they are."""
     roots = {}
@@ -208,22 +196,23 @@ def of_equation(eqn):
     return {k: times * sum(x[k] for x in inner) for k in inner[0]}
 
 
-def products(jaxpr, times=1):
-    """What policies keep, see `Product`; loops keep that of each step."""
-    found = []
-    for eqn in jaxpr.eqns:
-        name, inner = eqn.primitive.name, list(jaxprs_in(eqn.params))
-        steps = eqn.params["length"] if name == "scan" else 1
-        for j in inner:
-            found += products(j, times * steps)
-        if not inner and name in KINDS:
-            x = eqn.outvars[0]
-            batch = name == "dot_general"
-            batch = batch and bool(eqn.params["dimension_numbers"][1][0])
-            spec = tuple(x.aval.shape), standardize_dtype(x.aval.dtype)
-            cost = times * size(x), times * flops(eqn)
-            found.append((KINDS[name], batch, *spec, *cost))
-    return found
+def made(jaxpr, n_outputs):
+    """What policies choose from, see `Made` in `profile_policy.py`."""
+    program = Program(jaxpr)
+    values = [
+        (
+            v.op,
+            v.has_batch,
+            tuple(v.names),
+            *v.spec,
+            v.bytes,
+            0 if v.eqn is None else v.times * of_equation(v.eqn)["flops"],
+            tuple(v.reads),
+        )
+        for v in program.values
+    ]
+    ends = [number(program.place, v) for v in jaxpr.outvars]
+    return values, ends[n_outputs:], ends[:n_outputs]
 
 
 def peak(jaxpr, ignored):
@@ -278,15 +267,6 @@ def is_cheap(eqn):
         )
     name = eqn.primitive.name
     return name not in MATMULS and not name.startswith(COSTLY)
-
-
-def jaxprs_in(params):
-    for value in params.values():
-        for x in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(x, jex_core.ClosedJaxpr):
-                yield x.jaxpr
-            elif isinstance(x, jex_core.Jaxpr):
-                yield x
 
 
 def flops(eqn):

@@ -37,6 +37,20 @@ def open_watchers():
     return _open.watchers
 
 
+@contextlib.contextmanager
+def observed(see):
+    """Calls `see` for what regions of this thread keep or give names to.
+
+    It gets the policy, the tensors, what made them where they are kept, and
+    the name where they get one.
+    """
+    _open.observers = [*getattr(_open, "observers", ()), see]
+    try:
+        yield
+    finally:
+        _open.observers = _open.observers[:-1]
+
+
 class Watcher:
     """Calls `self.see` for each operation of the graph it was opened in."""
 
@@ -73,18 +87,23 @@ class Keeper(Watcher):
 
     def see(self, number, op_type, inputs, outputs):
         op, has_batch = kind_of(op_type, inputs)
-        if not outputs or any(x.dtype in HANDLES for x in outputs):
-            return
-        if op_type in CALLS:  # its gradient needs more than its results
+        if not can_keep(op_type, outputs):
             return
         if self.policy.keeps(op, has_batch, None, lambda: spec_of(outputs[0])):
             self.kept[number] = [self.place(x, None) for x in outputs]
+            self.show(outputs, op, None)
 
     def name(self, x, name):
         self.names += 1
         if self.policy.keeps("name", False, name, lambda: spec_of(x)):
             self.kept_names[self.names] = self.place(x, name)
+            self.show([x], "name", None)
+        self.show([x], None, name)
         return x
+
+    def show(self, tensors, op, name):
+        for see in getattr(_open, "observers", ()):
+            see(self.policy, tensors, op, name)
 
     def place(self, x, name):
         if not self.policy.offloads(name):
@@ -149,6 +168,32 @@ def unwatched():
         yield
     finally:
         watchers.pop()
+
+
+def can_keep(op_type, outputs):
+    """Whether results of an operation can be given back in a second run."""
+    if not outputs or any(x.dtype in HANDLES for x in outputs):
+        return False
+    return op_type not in CALLS  # Their gradients need more than results.
+
+
+class Names(list):
+    """Notes which tensors are given a name, as pairs."""
+
+    def name(self, x, name):
+        self.append((x, name))
+        return x
+
+
+@contextlib.contextmanager
+def named():
+    """Gives a list of the tensors that are named in it, by no one else seen."""
+    before, names = open_watchers(), Names()
+    _open.watchers = [names]
+    try:
+        yield names
+    finally:
+        _open.watchers = before
 
 
 def fits(x, y):

@@ -15,6 +15,13 @@ import tensorflow as tf
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.tensorflow import remat_keep
+from keras.src.backend.tensorflow.remat_values import LOOPS
+from keras.src.backend.tensorflow.remat_values import SAME_BUFFER
+from keras.src.backend.tensorflow.remat_values import body_of
+from keras.src.backend.tensorflow.remat_values import elements
+from keras.src.backend.tensorflow.remat_values import iterations
+from keras.src.backend.tensorflow.remat_values import root
+from keras.src.backend.tensorflow.remat_values import size
 
 # In a graph a weight is updated as soon as its gradient is there, so gradients
 # do not pile up.
@@ -23,10 +30,6 @@ UPDATES_AT_ONCE = True
 ORDERS_PLAIN_PARTS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 4
-SAME_BUFFER = frozenset(
-    "CheckNumerics EnsureShape ExpandDims Identity IdentityN PreventGradient "
-    "Reshape Squeeze StopGradient TensorListFromTensor".split()
-)
 # What reads no more than a shape, which is known.
 SHAPE_ONLY = frozenset(
     "OnesLike Rank Shape ShapeN Size TensorListElementShape TensorListLength "
@@ -38,8 +41,6 @@ NO_ARITHMETIC = SHAPE_ONLY.union(
     "Range ReadVariableOp Slice Split SplitV StridedSlice Tile Transpose "
     "Unpack".split(),
 )
-LOOPS = ("While", "StatelessWhile")
-LIST_ITEMS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 
 
 def trace(call, inputs, variables):
@@ -65,7 +66,8 @@ def trace(call, inputs, variables):
         given = [placeholder(s, d) for s, d, _ in inputs]
         values = [placeholder(v.shape, v.dtype) for v in variables]
         with StatelessScope(state_mapping=list(zip(variables, values))):
-            outputs = [tf.convert_to_tensor(y) for y in call(list(given))]
+            with remat_keep.named() as names:
+                outputs = [tf.convert_to_tensor(y) for y in call(list(given))]
         forward = graph.get_operations()
         grads = take_gradient(
             outputs,
@@ -79,7 +81,7 @@ def trace(call, inputs, variables):
         for x in values:
             kept.pop(x.name, None)
         found = describe(kept, given, outputs) | arithmetic(forward)
-        found["products"] = products(forward)
+        found["made"] = made(forward, kept.values(), outputs, names)
         found["scratch"] = max(
             peak(forward, [*outputs, *kept.values()]) - own_residuals(found),
             peak(backward, grads[0] + grads[1]),
@@ -192,13 +194,6 @@ def read_by(backward, forward):
     return kept
 
 
-def root(x):
-    """The tensor whose buffer `x` is."""
-    while x.op.type in SAME_BUFFER:
-        x = x.op.inputs[x.value_index if x.op.type == "IdentityN" else 0]
-    return x
-
-
 def describe(kept, inputs, outputs):
     came_in = {x.name: i for i, x in enumerate(inputs)}
     roots = [root(y).name for y in outputs]
@@ -213,46 +208,6 @@ def describe(kept, inputs, outputs):
         "saved_outputs": [i for i, name in enumerate(roots) if name in kept],
         "internal": sum(size(x) for n, x in kept.items() if n not in outside),
     }
-
-
-def size(x):
-    if x.dtype == tf.variant:
-        return list_size(x)
-    if x.dtype == tf.resource:
-        return 0
-    return elements(x) * x.dtype.size
-
-
-def elements(x):
-    if x.shape.rank is None:
-        return 1
-    return math.prod(1 if d is None else d for d in x.shape)
-
-
-def list_size(x):
-    """Bytes of a list that a loop adds one tensor per iteration to."""
-    if x.op.type not in LOOPS:
-        return 0
-    pushed = body_of(x.op).outputs[x.value_index]
-    while pushed.op.type in SAME_BUFFER:
-        pushed = pushed.op.inputs[0]
-    item = LIST_ITEMS.get(pushed.op.type)
-    return iterations(x.op) * size(pushed.op.inputs[item]) if item else 0
-
-
-def body_of(op):
-    return op.graph._get_function(op.get_attr("body").name).graph
-
-
-def iterations(op):
-    """How often a loop runs, by the lists that it reads and fills."""
-    lengths = [1]
-    for x in op.inputs:
-        if x.op.type == "TensorListReserve":
-            lengths.append(int(tf.get_static_value(x.op.inputs[1]) or 1))
-        elif x.op.type == "TensorListFromTensor":
-            lengths.append(x.op.inputs[0].shape[0] or 1)
-    return max(lengths)
 
 
 def arithmetic(ops):
@@ -273,16 +228,38 @@ def arithmetic(ops):
     return found
 
 
-def products(ops):
-    """What policies keep, see `Product`; nothing inside of a loop."""
-    found = []
+def made(ops, residuals, outputs, names):
+    """What policies choose from, see `Made`; nothing inside of a loop.
+
+    Args:
+        ops: List of operations.
+        residuals: Tensors that the backward pass reads.
+        outputs: Tensors that are returned.
+        names: List of pairs of a tensor and a name that it was given.
+    """
+    values, place = [], {}
+
+    def number(x):
+        return place.get(root(x).op.name, -1)
+
     for op in ops:
-        if op.type in MATMULS:
-            x = op.outputs[0]
-            kind = remat_keep.kind_of(op.type, op.inputs)
-            spec = remat_keep.spec_of(x)
-            found.append((*kind, *spec, size(x), flops(op)))
-    return found
+        if op.type in SAME_BUFFER or op.type in OUTSIDE or not op.outputs:
+            continue
+        reads = () if op.type in SHAPE_ONLY else map(number, op.inputs)
+        place[op.name] = len(values)
+        kind = remat_keep.kind_of(op.type, op.inputs)
+        if not remat_keep.can_keep(op.type, op.outputs):
+            kind = (None, False)
+        count = sum(map(size, op.outputs))
+        spec = remat_keep.spec_of(op.outputs[0])
+        values.append([*kind, (), *spec, count, flops(op), tuple(reads)])
+    for x, name in names:
+        if number(x) >= 0:
+            values[number(x)][2] += (name,)
+    return values, map(number, residuals), map(number, outputs)
+
+
+OUTSIDE = ("Const", "Placeholder", "ReadVariableOp")
 
 
 def flops(op):

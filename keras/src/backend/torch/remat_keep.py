@@ -35,7 +35,10 @@ def open_modes():
 
 @contextlib.contextmanager
 def observed(see):
-    """Calls `see` for each tensor that a region of this thread keeps."""
+    """Calls `see` for each tensor that a region of this thread keeps.
+
+    It gets the tensor and what tables call it, see `RematPolicy.label`.
+    """
     _open.observers = [*getattr(_open, "observers", ()), see]
     try:
         yield
@@ -55,6 +58,8 @@ class Keeper(TorchDispatchMode):
         # Kept values that are changed in place later: never given away.
         self.changed = set()
         self.names = []
+        # What made a kept value, and the names that were given to it.
+        self.ops, self.given = {}, {}
         self.count = self.needed = 0
         self.made = {}
 
@@ -74,8 +79,15 @@ class Keeper(TorchDispatchMode):
         for number in self.drawn.keys() - self.kept.keys():
             del self.drawn[number]
         for see in getattr(_open, "observers", ()):
-            map_tensors(see, list(self.kept.values()))
+            self.show(see)
+        self.ops = self.given = None
         return super().__exit__(*args)
+
+    def show(self, see):
+        for number, value in self.kept.items():
+            names = self.given.get(number, ())
+            label = self.policy.label(self.ops.get(number, "name"), names)
+            map_tensors(lambda x: see(x, label), value)
 
     def counting_hooks(self):
         """The hooks of the checkpoint, noting how far they are called."""
@@ -104,6 +116,7 @@ class Keeper(TorchDispatchMode):
                 self.note(out[0], number, True, out[1:])
             if self.policy.keeps(op, has_batch, None, lambda: spec_of(out)):
                 self.keep(number, out, None)
+                self.ops[number] = op
             if torch.Tag.nondeterministic_seeded in func.tags:
                 self.drawn[number] = random_state(out)
         return out
@@ -139,7 +152,10 @@ class Keeper(TorchDispatchMode):
     def name(self, x, name):
         """Keeps the result that `x` is a view of, or else a copy of `x`."""
         wanted = self.policy.keeps("name", False, name, lambda: spec_of(x))
-        made = self.made.get(address(x)) if wanted else None
+        made = self.made.get(address(x))
+        if made is not None and made.describes(x):
+            self.given.setdefault(made.number, []).append(name)
+        made = made if wanted else None
         if made is not None and made.describes(x):
             with _disable_current_modes():
                 self.keep(made.number, made.whole(x), name)
@@ -148,6 +164,7 @@ class Keeper(TorchDispatchMode):
         if made is not None:
             x = x.clone()
             self.keep(self.count - 1, x, name)
+            self.given[self.count - 1] = [name]
         return x
 
     def giver(self):
@@ -219,6 +236,16 @@ class Giver(TorchDispatchMode):
 def name_value(x, name):
     modes = open_modes()
     return modes[-1].name(x, name) if modes else x
+
+
+@contextlib.contextmanager
+def watched_by(watcher):
+    """Tells `watcher` of the names that values are given."""
+    open_modes().append(watcher)
+    try:
+        yield
+    finally:
+        open_modes().remove(watcher)
 
 
 def random_state(x):

@@ -25,17 +25,23 @@ def kept_values(forward, data, variables):
         variables: The Keras variables of the model.
 
     Returns:
-        List of `(path, bytes)`: the name scope that made each value.
+        List of `(path, bytes, label)`: the name scope that made each value,
+        and what a policy kept it as or `None`.
     """
-    saved, makers = Saved(), Makers()
-    kept = remat_keep.observed(saved.add)
+    saved, makers, labels = Saved(), Makers(), {}
+
+    def see(x, label):
+        saved.add(x)
+        labels[key_of(x)] = label
+
+    kept = remat_keep.observed(see)
     with untouched(), saved.hooks(), makers, kept:
         loss = forward(list(data))
     sizes = saved.sizes()
     outside = {key_of(v.value) for v in variables} | {key_of(x) for x in data}
     del loss
     return [
-        (makers.paths.get(key, ""), size)
+        (makers.paths.get(key, ""), size, labels.get(key))
         for key, size in sizes.items()
         if key not in outside
     ]

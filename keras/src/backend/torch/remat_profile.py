@@ -48,20 +48,22 @@ def trace(call, inputs, variables):
         of matrix products and convolutions. `scratch`: bytes that are there
         only while the forward or the backward pass runs.
     """
-    saved, counter = Saved(), Counter()
+    counter = Counter()
+    saved = Saved(counter.need)
     with torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         given = [fake(*x).clone() for x in inputs]
         values = [fake(v.shape, v.dtype, v.trainable) for v in variables]
         counter.ignore([*given, *values])
         state = list(zip(variables, values))
         with StatelessScope(state_mapping=state), saved.hooks(), counter:
-            outputs = call(list(given))
+            with remat_keep.watched_by(counter):
+                outputs = call(list(given))
         for y in outputs:
             if logits_of(y) is not None:
                 saved.add(logits_of(y))
         found = describe(saved, given, values, outputs)
         found |= {key: counter.found[key] for key in ("flops", "matmuls")}
-        found["products"] = list(counter.products)
+        found["made"] = made(counter)
         saved.storages.clear()
         peak = counter.peak
         with counter:
@@ -102,13 +104,15 @@ def fake(shape, dtype, differentiable):
 class Saved:
     """Collects the storages that autograd keeps."""
 
-    def __init__(self):
+    def __init__(self, note=lambda: None):
         self.storages = {}  # Alive, so that no storage's address comes again.
+        self.note = note
 
     def hooks(self):
         return torch.autograd.graph.saved_tensors_hooks(self.pack, lambda x: x)
 
     def pack(self, x):
+        self.note()
         if isinstance(x, torch.Tensor):
             self.add(x)
             logits = logits_of(x)
@@ -175,9 +179,24 @@ class Counter(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.found = {"flops": 0, "matmuls": 0}
-        self.products = []
+        self.made, self.needed = [], 0
+        self.makers = {}  # Storages, and the number of what filled them.
         self.live = self.peak = 0
         self.sizes = {}
+
+    def need(self):
+        """A second run goes on to here, at the least."""
+        self.needed = len(self.made)
+
+    def name(self, x, name):
+        """Names the result that `x` is a view of, or else a copy of it."""
+        number = self.makers.get(key_of(x), -1)
+        if number < 0 or self.made[number][4] != remat_keep.spec_of(x)[1]:
+            spec = remat_keep.spec_of(x)
+            self.made.append(["name", False, (), *spec, own_bytes(x), 0])
+            number = len(self.made) - 1
+        self.made[number][2] += (name,)
+        return x
 
     def ignore(self, tensors):
         self.sizes.update((key_of(x), 0) for x in tensors)
@@ -206,28 +225,47 @@ class Counter(TorchDispatchMode):
         results = [x for x in results if isinstance(x, torch.Tensor)]
         if not results or is_view(func):
             return out
+        is_new = key_of(results[0]) not in self.sizes
         for x in results:
             self.add(x)
         self.peak = max(self.peak, self.live + workspace(func, args))
-        found = self.found
+        arithmetic, is_product = flops(func, args, kwargs or {}, out, results)
         made = sum(storage_bytes(x) for x in results)
-        packet = func._overloadpacket
-        if packet in flop_registry:
-            count = flop_registry[packet]
-            arithmetic = count(*args, **(kwargs or {}), out_val=out)
-            self.add_product(func, results, made, arithmetic)
-        elif packet in ATTENTION:
-            arithmetic = attention_flops(*args)
-            self.add_product(func, results, made, arithmetic)
-        elif packet not in NO_ARITHMETIC:
-            found["flops"] += max(x.numel() for x in results)
+        self.found["flops"] += arithmetic
+        self.found["matmuls"] += made * is_product
+        if is_new and not remat_keep.shares_memory(func):
+            self.add_made(func, results, made, arithmetic)
         return out
 
-    def add_product(self, func, results, made, arithmetic):
-        self.found["flops"] += arithmetic
-        self.found["matmuls"] += made
-        kind, spec = remat_keep.kind_of(func), remat_keep.spec_of(results)
-        self.products.append((*kind, *spec, made, arithmetic))
+    def add_made(self, func, results, count, arithmetic):
+        kind = remat_keep.kind_of(func)
+        whole = len(results) == 1 or kind[0] == "attention"
+        self.makers.update((key_of(x), -1) for x in results[whole:])
+        if whole:
+            self.makers[key_of(results[0])] = len(self.made)
+        spec = remat_keep.spec_of(results)
+        self.made.append([*kind, (), *spec, count, arithmetic])
+
+
+def flops(func, args, kwargs, out, results):
+    """Arithmetic of an operation, and whether it is a product."""
+    packet = func._overloadpacket
+    if packet in flop_registry:
+        return flop_registry[packet](*args, **kwargs, out_val=out), True
+    if packet in ATTENTION:
+        return attention_flops(*args), True
+    if packet in NO_ARITHMETIC:
+        return 0, False
+    return max(x.numel() for x in results), False
+
+
+def made(counter):
+    """What policies choose from, see `Made` in `profile_policy.py`.
+
+    All operations run again up to the last one that saves something.
+    """
+    values = [(*value, ()) for value in counter.made]
+    return values, range(counter.needed), range(len(values))
 
 
 ATTENTION = (
