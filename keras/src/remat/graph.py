@@ -12,7 +12,9 @@ import math
 
 from keras.src import tree
 from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_region import run_region
+from keras.src.backend.common.remat_results import engine
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.remat import nodes
 
@@ -77,6 +79,8 @@ def cut_call(model, fn, policy, explicit=False):
     Returns:
         A function with the arguments of `fn`.
     """
+    if in_inference():
+        return fn
     graph = graph_of(model)
     scope = RematScope(
         "full", every=policy.every, levels=policy.levels, policy=policy
@@ -127,7 +131,9 @@ def run(function, inputs, operation_fn):
     global_state.set_global_attribute("remat_graph", None)
     if chosen is None:
         depth = global_state.get_global_attribute("remat_depth") or 0
-        chosen = segments.segments_for(function, inputs, scope.policy)
+        chosen = engine().untraced(
+            segments.segments_for, function, inputs, scope.policy
+        )
     for segment in chosen:
         # Layers of a plain part make no regions by the model's setting.
         with attribute("remat_depth", depth + scope.levels):

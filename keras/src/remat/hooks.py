@@ -10,6 +10,7 @@ from keras.src.backend.common import remat
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.remat_inference import in_inference
+from keras.src.backend.common.remat_inference import said_to_be_inference
 from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_op import without_scopes
 from keras.src.backend.common.remat_scope import RematScope
@@ -32,7 +33,7 @@ def wrap_call(op, fn, args, kwargs):
         A function with the arguments of `fn`.
     """
     setting = setting_of(op)
-    if setting is None or in_symbolic_scope() or in_inference():
+    if setting is None or in_symbolic_scope() or said_to_be_inference():
         return fn
     if any_symbolic_tensors(args, kwargs):
         return fn
@@ -128,9 +129,12 @@ def has_recurrent_parts(op):
 def region(op, fn, policy):
     """`fn` as a region, in which no scope makes another one."""
     if recurrent.loops_over_time(op):
+        if in_inference():
+            return fn
         return without_scopes(recurrent.call_in_parts(op, fn, policy))
-    policy = policy if policy.keeps_something() else None
-    wrap = functools.partial(remat.remat, policy=policy)
+    wrap = remat.remat
+    if policy.keeps_something():
+        wrap = functools.partial(wrap, policy=policy)
     return recurrent.with_dropout_masks(op, fn, wrap)
 
 

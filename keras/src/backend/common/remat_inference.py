@@ -27,8 +27,13 @@ def for_inference(f):
     return wrapper
 
 
-def in_inference():
-    """Whether no gradient can be taken of what runs now."""
+def said_to_be_inference():
+    """Whether Keras or the user has switched gradients off."""
     if global_state.get_global_attribute(ATTRIBUTE):
         return True
-    return not engine().records_gradient()
+    return engine().gradient_is_off()
+
+
+def in_inference():
+    """Whether no gradient can be taken of what runs now."""
+    return said_to_be_inference() or not engine().records_gradient()

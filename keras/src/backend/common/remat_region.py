@@ -59,6 +59,12 @@ def run_region(f, args=(), kwargs=None, policy=None, name=None):
         return f(*args, **kwargs)
     if in_inference():
         return f(*args, **kwargs)
+    return engine().untraced(call_region, f, args, kwargs, policy, name)
+
+
+def call_region(f, args, kwargs, policy, name):
+    if in_inference():  # asked again: an engine's tracer may not have known
+        return f(*args, **kwargs)
     run = Run(f, args, kwargs, name)
     run.policy = policy
     results = run.finish(engine().checkpoint(run, run.inputs, policy))

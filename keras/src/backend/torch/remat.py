@@ -45,7 +45,16 @@ def saved_spec(x):
 torch_checkpoint._allowed_determinism_checks_to_fns[CHECK] = saved_spec
 
 
-@torch._dynamo.disable
+@torch._dynamo.disable(reason="A region runs as it is written.")
+def untraced(f, *args):
+    """`f(*args)`, which `torch.compile` leaves alone, with all that it calls.
+
+    A region holds its writes back and has to run twice in the same way. Traced
+    frame by frame it would take minutes, and two traces may differ.
+    """
+    return f(*args)
+
+
 def checkpoint(run, inputs, policy=None):
     """Calls `run.first(*inputs)`, keeping only the inputs for the gradient.
 
@@ -77,12 +86,23 @@ def name_value(x, name):
     return remat_keep.name_value(x, name)
 
 
+def gradient_is_off():
+    """Whether the user has switched gradients off."""
+    return not torch.is_grad_enabled()
+
+
 def records_gradient():
     """Whether a gradient may be taken of what runs now."""
-    # Inside of `torch.func` transforms nothing can be checkpointed.
-    inside_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
-    return torch.is_grad_enabled() and not (inside_transform or exporting)
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return False
+    return torch.is_grad_enabled() and not in_transform()
+
+
+def in_transform():
+    """Whether a `torch.func` transform is open: it allows no checkpoint."""
+    if torch.compiler.is_dynamo_compiling():
+        return False  # the stack is dynamo's own there; `untraced` asks again
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_input(x):
