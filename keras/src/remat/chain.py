@@ -34,6 +34,7 @@ import collections
 
 import numpy as np
 
+from keras.src.remat import ways
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
 from keras.src.remat.planned import depth
@@ -116,6 +117,7 @@ class Chain:
         self.waits = waits
         self._set_keeping(keeping)
         self.borders = None  # The `Borders` of `units.py`, if there are any.
+        self.ways = {}  # Of nodes that can be divided, see `ways.py`.
         self._set_values([Value(*v) for v in values])
 
     def _set_keeping(self, keeping):
@@ -235,6 +237,8 @@ class Chain:
         }
 
     def span(self, segment):
+        if segment.divided and segment.start in self.ways:
+            return ways.span_of(self, segment.start)
         stops = np.array([segment.stop])
         return {
             k: int(v[0]) for k, v in self.spans(segment.start, stops).items()
@@ -278,22 +282,21 @@ class Chain:
 
     def extra_flops(self, segments):
         """Arithmetic of all second (and third...) runs."""
-        regions = [
-            s for s in getattr(segments, "segments", segments) if s.remat
-        ]
-        before = self.again_before
-        once = sum(int(before[s.stop] - before[s.start]) for s in regions)
-        return once + sum(self.extra_flops(s.inner) for s in regions)
+        segments = getattr(segments, "segments", segments)
+        before, extra = self.again_before, 0
+        for s in segments:
+            if s.remat:
+                extra += int(before[s.stop] - before[s.start])
+                extra += self.extra_flops(s.inner)
+            elif s.divided and s.start in self.ways:
+                extra += self.ways[s.start].flops
+        return extra
 
     def plan(self, segments):
         """Completes segments to a `Plan` with its predictions."""
         segments = tuple(segments)
-        return Plan(
-            segments,
-            self.peak(segments),
-            self.extra_flops(segments),
-            depth(segments),
-        )
+        costs = self.peak(segments), self.extra_flops(segments)
+        return Plan(segments, *costs, depth(segments))
 
     def timeline(self, segments):
         """Bytes in memory, moment by moment, for a plot.

@@ -20,6 +20,7 @@ import collections
 
 import numpy as np
 
+from keras.src.remat import ways
 from keras.src.remat.planned import Segment
 
 # Greater than any bytes or cost, and small enough to be added up.
@@ -61,7 +62,8 @@ class Spans:
         # A region adds one to its flops, so that fewer of them win a tie.
         per_flop = cost_per_flop(chain)
         most = int(chain.flops_before[-1]) * per_flop
-        unit = 1 + most // (FAR >> 3)  # Above 1, flops are rounded.
+        # Above 1, flops are rounded.
+        self.unit = unit = 1 + most // (FAR >> 3)
         before = chain.again_before[self.cuts]
         flops = (before[None, :] - before[:, None]) // unit
         upper = np.triu(np.ones(flops.shape, bool), 1)
@@ -90,6 +92,23 @@ class Spans:
 
         need = np.where(self.allowed, table["region"], FAR)
         return Kind(need, table["keep"], self.cost, segment)
+
+    def divided(self, chain):
+        """Single nodes whose own parts run again."""
+        need, keep, cost = (np.full_like(self.cost, FAR) for _ in range(3))
+        for a, (node, stop) in enumerate(zip(self.cuts, self.cuts[1:])):
+            if node in chain.ways and stop == node + 1:
+                span = ways.span_of(chain, int(node))
+                flops = chain.ways[node].flops // self.unit
+                need[a, a + 1] = span["plain"]
+                keep[a, a + 1] = span["keep_plain"]
+                cost[a, a + 1] = flops * cost_per_flop(chain) + 1
+
+        def segment(a, b):
+            start = int(self.cuts[a])
+            return Segment(start, start + 1, False, (), True)
+
+        return Kind(need, keep, cost, segment)
 
 
 def allowed(chain, start, stops):

@@ -7,6 +7,7 @@ from outside and whose outputs are those that are needed after it.
 """
 
 import collections
+import contextlib
 import functools
 import math
 
@@ -82,10 +83,7 @@ def cut_call(model, fn, policy, explicit=False):
     if in_inference():
         return fn
     graph = graph_of(model)
-    scope = RematScope(
-        "full", every=policy.every, levels=policy.levels, policy=policy
-    )
-    scope.explicit = explicit
+    scope = scope_for(policy, explicit)
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
@@ -97,6 +95,14 @@ def cut_call(model, fn, policy, explicit=False):
             global_state.set_global_attribute("remat_graph", before)
 
     return call
+
+
+def scope_for(policy, explicit=False):
+    scope = RematScope(
+        "full", every=policy.every, levels=policy.levels, policy=policy
+    )
+    scope.explicit = explicit
+    return scope
 
 
 def applies(function):
@@ -156,11 +162,7 @@ def outputs_of(function, values):
 def run_segment(segment, values, operation_fn, scope, depth):
     """Runs one segment and adds its results to `values`."""
     if segment.inherits:
-        with (
-            attribute("remat_inherited", scope),
-            attribute("remat_depth", depth),
-            attribute("remat_units", [0]),
-        ):
+        with dividing(scope, depth):
             return nodes.run_nodes(segment, values, operation_fn)
     if segment.inside:
         asked = Asked(segment.graph, scope, segment.inside, depth)
@@ -190,6 +192,17 @@ def run_segment(segment, values, operation_fn, scope, depth):
     )
     values.update(zip(writes, results))
     nodes.drop(values, set().union(*segment.drops))
+
+
+@contextlib.contextmanager
+def dividing(scope, depth=0):
+    """Makes regions of the parts of what is called, by a scope."""
+    with (
+        attribute("remat_inherited", scope),
+        attribute("remat_depth", depth),
+        attribute("remat_units", [0]),
+    ):
+        yield
 
 
 class attribute:

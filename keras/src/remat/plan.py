@@ -1,5 +1,7 @@
 """`RematPlan`: the regions chosen for a graph, and what they will cost."""
 
+import functools
+
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import graph as remat_graph
@@ -9,9 +11,14 @@ from keras.src.remat.budget import free_memory as free_memory
 from keras.src.remat.budget import show
 from keras.src.remat.budget import too_small
 from keras.src.remat.planned import Segment
+from keras.src.remat.planned import runs_of
+from keras.src.remat.planned import shifted
+from keras.src.remat.planned import thin_out
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.units import Units
+from keras.src.remat.units import can_divide
 from keras.src.remat.units import has_setting
+from keras.src.remat.units import run_by_themselves
 from keras.src.remat.units import stays_out
 from keras.src.utils import io_utils
 
@@ -49,17 +56,32 @@ class RematPlan:
         self.units = Units(self.function)
         self.nodes = self.units.nodes
         self.unprofiled = []
-        self.costs = self.profiled(specs, self.unprofiled)
-        self.chain = self.chain_of(self.costs)
-        self.budget = budget_bytes(policy.memory_budget, self.chain)
-        self.planned = self.chain.plan(self.choose())
+        budget = policy.memory_budget
+        dividing = None if budget is None else policy
+        self.costs = self.profiled(specs, self.unprofiled, dividing)
+        self.budget = budget and budget_bytes(budget, self.chain)
+        self.segments = self.choose()
 
-    def profiled(self, specs, unprofiled):
+    @functools.cached_property
+    def chain(self):
+        """What the planner works on."""
+        costs = self.costs
+        bare = self.policy.memory_budget is None
+        if bare and any(map(can_divide, self.nodes)):
+            costs = self.profiled(self.specs, [], self.policy)
+        return self.chain_of(costs)
+
+    @functools.cached_property
+    def planned(self):
+        """The `Plan`; a run without a budget never asks for its numbers."""
+        return self.chain.plan(self.segments)
+
+    def profiled(self, specs, unprofiled, policy=None):
         """The cost of each unit, for these inputs."""
         from keras.src.remat import profile
 
         return profile.node_costs(
-            self.units, self.nodes, specs, True, unprofiled
+            self.units, self.nodes, specs, True, unprofiled, policy
         )
 
     def chain_of(self, costs, start=0, stop=None):
@@ -85,11 +107,10 @@ class RematPlan:
         for outside, group in runs_of(self.nodes, stays_out):
             stop = start + len(group)
             if outside:
-                chosen.append(Segment(start, stop, False))
+                chosen += run_by_themselves(group, start, self.policy.every)
             else:
-                whole = len(group) == len(self.nodes)
                 chain = self.chain_of(self.costs, start, stop)
-                found = self.smallest(self.chain if whole else chain)
+                found = self.smallest(chain)
                 found = thin_out(found, self.policy.every)
                 chosen += [shifted(s, start) for s in found]
             start = stop
@@ -178,17 +199,21 @@ class RematPlan:
     def floor(self, batch_size):
         """Lowest peak that regions can reach for a batch, in bytes."""
         specs = [with_batch(s, batch_size) for s in self.specs]
-        chain = self.chain_of(self.profiled(specs, []))
+        chain = self.chain_of(self.profiled(specs, [], self.policy))
         levels = max(2, self.policy.levels)
         return planner.least_peak(chain, levels).peak
 
     def line(self):
         """The plan in one line."""
-        regions = sum(s.remat for s in self.planned.segments)
+        regions = sum(s.remat for s in self.segments)
+        divided = sum(s.divided for s in self.segments)
+        layers = "layer" if divided == 1 else "layers"
+        parts = f", {divided} {layers} in parts" if divided else ""
         extra = self.predicted_extra_flops / max(1, self.plain_flops)
         return (
-            f"remat: {regions} regions, peak {show(self.predicted_bytes)} "
-            f"of {show(self.plain_bytes)}, {extra:.0%} more arithmetic"
+            f"remat: {regions} regions{parts}, "
+            f"peak {show(self.predicted_bytes)} of {show(self.plain_bytes)}, "
+            f"{extra:.0%} more arithmetic"
         )
 
     def __repr__(self):
@@ -268,29 +293,3 @@ UNKNOWN = 32  # what an unknown dimension counts as
 def log(plan):
     if plan.budget is not None:
         io_utils.print_msg(plan.line())
-
-
-def runs_of(items, key):
-    """Groups neighbours of equal key."""
-    groups = []
-    for item in items:
-        k = key(item)
-        if not groups or groups[-1][0] != k:
-            groups.append((k, []))
-        groups[-1][1].append(item)
-    return groups
-
-
-def shifted(s, by):
-    inner = tuple(shifted(i, by) for i in s.inner)
-    return Segment(s.start + by, s.stop + by, s.remat, inner)
-
-
-def thin_out(planned, every):
-    """Leaves only each `every`-th region one."""
-    regions = [s for s in planned if s.remat]
-    plain = {id(s) for i, s in enumerate(regions) if i % every}
-    return [
-        s._replace(remat=False, inner=()) if id(s) in plain else s
-        for s in planned
-    ]

@@ -5,7 +5,9 @@ import collections
 
 class Segment(
     collections.namedtuple(
-        "Segment", ["start", "stop", "remat", "inner"], defaults=[()]
+        "Segment",
+        ["start", "stop", "remat", "inner", "divided"],
+        defaults=[(), False],
     )
 ):
     """Nodes `start` to `stop - 1`, run as one.
@@ -15,6 +17,8 @@ class Segment(
         stop: Node after the last.
         remat: `True` for a region, `False` for a plain part.
         inner: The segments its second run is made of; empty for all at once.
+        divided: Whether it is one node whose own parts are regions, see
+            `ways.py`.
     """
 
     __slots__ = ()
@@ -26,19 +30,21 @@ class Segment(
 
     def get_config(self):
         inner = [s.get_config() for s in self.inner]
-        return [self.start, self.stop, self.remat, inner]
+        return [self.start, self.stop, self.remat, inner, self.divided]
 
     @classmethod
     def from_config(cls, config):
-        start, stop, remat, inner = config
+        start, stop, remat, inner, *divided = config
         inner = tuple(cls.from_config(c) for c in inner)
-        return cls(int(start), int(stop), bool(remat), inner)
+        divided = bool(divided and divided[0])
+        return cls(int(start), int(stop), bool(remat), inner, divided)
 
 
 def depth(segments):
     """How often a node runs again at most: the depth of nesting."""
     return max(
-        (1 + depth(s.inner) if s.remat else 0 for s in segments), default=0
+        (1 + depth(s.inner) if s.remat else int(s.divided) for s in segments),
+        default=0,
     )
 
 
@@ -70,3 +76,29 @@ class Plan(
     def from_config(cls, config):
         segments = tuple(Segment.from_config(c) for c in config["segments"])
         return cls(**{**config, "segments": segments})
+
+
+def runs_of(items, key):
+    """Groups neighbours of equal key."""
+    groups = []
+    for item in items:
+        k = key(item)
+        if not groups or groups[-1][0] != k:
+            groups.append((k, []))
+        groups[-1][1].append(item)
+    return groups
+
+
+def shifted(s, by):
+    inner = tuple(shifted(i, by) for i in s.inner)
+    return s._replace(start=s.start + by, stop=s.stop + by, inner=inner)
+
+
+def thin_out(planned, every):
+    """Leaves only each `every`-th region one."""
+    regions = [s for s in planned if s.remat]
+    plain = {id(s) for i, s in enumerate(regions) if i % every}
+    return [
+        s._replace(remat=False, inner=()) if id(s) in plain else s
+        for s in planned
+    ]

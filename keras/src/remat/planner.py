@@ -31,7 +31,10 @@ What is not optimal:
   consecutive nodes that frees memory node by node, and 1.06 times that of any
   schedule (means of 90 cases, at worst 1.18; see `planner_program_test.py`).
 - A region lies within one graph: it does not go on beyond the end of a nested
-  model that it began in. A layer that is a row of blocks is one node.
+  model that it began in.
+- A layer that is a row of blocks, or recurrent, is one node. It runs plain, in
+  a region, or divided as a rule of its own says (see `ways.py`), but not
+  divided within a region.
 """
 
 import bisect
@@ -39,6 +42,7 @@ import functools
 
 import numpy as np
 
+from keras.src.remat import ways
 from keras.src.remat.chain import Chain
 from keras.src.remat.chain import Value
 from keras.src.remat.frontier import FAR
@@ -116,8 +120,8 @@ def narrow_cuts(chain, limit, always=(), weight=None):
 
 
 def _lowest(chain):
-    """Segments of least peak at one level, over many cuts."""
-    cuts = narrow_cuts(chain, FLOOR_CUTS)
+    """Cuts of least peak at one level, over many cuts."""
+    cuts = narrow_cuts(chain, FLOOR_CUTS, ways.positions(chain))
     worst = np.full(len(cuts), -FAR, np.int64)
     first = [None] * len(cuts)
     for i in reversed(range(len(cuts) - 1)):
@@ -126,12 +130,16 @@ def _lowest(chain):
         region[~allowed(chain, cuts[i], cuts[i + 1 :])] = FAR
         plain = np.maximum(span["plain"], span["keep_plain"] + rest)
         both = np.minimum(region, plain)
+        if cuts[i] in chain.ways and cuts[i + 1] == cuts[i] + 1:
+            span = ways.span_of(chain, int(cuts[i]))
+            divided = max(span["plain"], span["keep_plain"] + rest[0])
+            both[0] = min(both[0], divided)
         k = int(both.argmin())
         worst[i], first[i] = both[k], i + 1 + k
     found = [0]
     while found[-1] < len(cuts) - 1:
         found.append(first[found[-1]])
-    return cuts[found]
+    return np.union1d(cuts[found], ways.positions(chain)).astype(int)
 
 
 def _frontier(chain, cuts, levels, share=1):
@@ -139,6 +147,7 @@ def _frontier(chain, cuts, levels, share=1):
     kinds = [spans.plain()]
     if levels > 0:
         kinds += [spans.region(), *nested_kinds(spans, levels)]
+        kinds += [spans.divided(chain)] if chain.ways else []
     labels = LABELS * CUTS**2 // len(cuts) ** 2
     labels = min(max(labels, LABELS), 4096) * 2 // max(2, len(kinds))
     return Frontier(kinds, labels // share)
@@ -154,13 +163,13 @@ def _borders(segments):
 def _closer_cuts(chain, cuts, frontier):
     """Other places, around those where points of the curve have cuts."""
     points = np.linspace(0, len(frontier.peaks) - 1, 5).astype(int)
-    lowest = sorted(_borders(frontier.segments(0)))
+    lowest = _borders(frontier.segments(0)).union(ways.positions(chain))
     used = set().union(*(_borders(frontier.segments(p)) for p in points))
     weight = np.full(chain.n, 1e-9)
     for i in np.searchsorted(cuts, sorted(used)):
         weight[cuts[max(0, i - 1)] : cuts[min(len(cuts) - 1, i + 1)]] = 1
     room = max(CUTS - len(lowest), CUTS // 2)
-    return narrow_cuts(chain, room, lowest, weight)
+    return narrow_cuts(chain, room, sorted(lowest), weight)
 
 
 @functools.lru_cache(maxsize=4)
@@ -168,7 +177,7 @@ def _frontiers(chain, levels):
     if chain.n < CUTS:
         found = [_frontier(chain, np.arange(chain.n + 1), levels)]
     else:
-        always = _lowest(chain) if levels == 1 else ()
+        always = _lowest(chain) if levels == 1 else ways.positions(chain)
         room = max(CUTS - len(always), CUTS // 2)
         cuts = narrow_cuts(chain, room, always)
         found = [_frontier(chain, cuts, levels, share=4)]

@@ -16,19 +16,24 @@ What is not exact: an engine may fuse or recompute cheap operations, which
 makes the truth lower; masks that layers hand on count at their reader.
 """
 
+import functools
+
 from keras.src import tree
 from keras.src.remat import profile_key
+from keras.src.remat import units
 from keras.src.remat.chain import Chain
-from keras.src.remat.chain import Value
+from keras.src.remat.graph import dividing
 from keras.src.remat.graph import graph_of
+from keras.src.remat.graph import scope_for
+from keras.src.remat.profile_kept import Kept
 from keras.src.remat.profile_policy import keeping
 from keras.src.remat.profile_trace import NodeCost
 from keras.src.remat.profile_trace import Position
 from keras.src.remat.profile_trace import engine
-from keras.src.remat.profile_trace import size_of
 from keras.src.remat.profile_trace import spec_of
 from keras.src.remat.profile_trace import traced
 from keras.src.remat.units import ordered_nodes
+from keras.src.remat.ways import ways_of
 
 
 def free_memory():
@@ -36,7 +41,9 @@ def free_memory():
     return engine().free_memory()
 
 
-def node_costs(function, nodes, input_specs, training=True, unprofiled=None):
+def node_costs(
+    function, nodes, input_specs, training=True, unprofiled=None, policy=None
+):
     """The cost of each node of a graph, for these input shapes.
 
     Args:
@@ -48,11 +55,14 @@ def node_costs(function, nodes, input_specs, training=True, unprofiled=None):
         training: Passed to the layers. Defaults to `True`.
         unprofiled: List that names of operations are added to which could not
             be traced. Defaults to `None`.
+        policy: The `RematPolicy` of units that can be divided, see `ways.py`.
+            Defaults to `None`: what they cost divided is left out.
 
     Returns:
         List of `NodeCost`.
     """
-    return Flow(function, input_specs, training, unprofiled).costs(nodes)
+    flow = Flow(function, input_specs, training, unprofiled, policy)
+    return flow.costs(nodes)
 
 
 class Flow:
@@ -63,11 +73,15 @@ class Flow:
         input_specs: List of `KerasTensor` or `Spec`.
         training: See `node_costs`.
         unprofiled: See `node_costs`.
+        policy: See `node_costs`.
     """
 
-    def __init__(self, function, input_specs, training, unprofiled=None):
+    def __init__(
+        self, function, input_specs, training, unprofiled=None, policy=None
+    ):
         self.function = function
         self.training = training
+        self.policy = policy
         self.unprofiled = [] if unprofiled is None else unprofiled
         specs = [spec_of(s) for s in input_specs]
         self.specs = {
@@ -91,22 +105,30 @@ class Flow:
         def fill_in(given):
             return node.arguments.fill_in(dict(zip(where, given)))
 
-        cost, outputs = operation_cost(
-            node.operation,
-            fill_in,
-            [self.specs[id(tensors[i])] for i in used],
-            self.training,
-            self.unprofiled,
-        )
+        specs = [self.specs[id(tensors[i])] for i in used]
+        call = node.operation, fill_in, specs, self.training
+        cost, outputs = operation_cost(*call, self.unprofiled)
         for x, s in zip(node.outputs, outputs):
             self.specs[id(x)] = s
-        return cost._replace(
-            saves_inputs=tuple(used[i] for i in cost.saves_inputs),
-            aliases=tuple(None if a is None else used[a] for a in cost.aliases),
-        )
+        cost = of_inputs(cost, used)
+        if self.policy is None or not units.can_divide(node):
+            return cost
+        divided, _ = operation_cost(*call, [], self.policy)
+        divided = of_inputs(divided, used)
+        return cost._replace(divided=divided if divided.profiled else None)
 
 
-def operation_cost(operation, fill_in, specs, training, unprofiled):
+def of_inputs(cost, used):
+    """A cost in which inputs have the indices that `used` gives them."""
+    return cost._replace(
+        saves_inputs=tuple(used[i] for i in cost.saves_inputs),
+        aliases=tuple(None if a is None else used[a] for a in cost.aliases),
+    )
+
+
+def operation_cost(
+    operation, fill_in, specs, training, unprofiled, policy=None
+):
     """The cost of one call, from the cache if it was traced before.
 
     Args:
@@ -115,6 +137,8 @@ def operation_cost(operation, fill_in, specs, training, unprofiled):
         specs: List of `Spec` of those tensors.
         training: See `node_costs`.
         unprofiled: See `node_costs`.
+        policy: The `RematPolicy` of the operation's parts, which then are
+            regions. Defaults to `None`.
 
     Returns:
         Tuple of a `NodeCost` and the list of `Spec` of the outputs.
@@ -124,12 +148,18 @@ def operation_cost(operation, fill_in, specs, training, unprofiled):
         context["training"] = training
     arguments = fill_in([Position(i) for i in range(len(specs))])
     nested = nested_graph(operation, arguments, specs)
-    if nested is not None:
+    if nested is not None and policy is None:
         return graph_cost(*nested, training, unprofiled)
     key = profile_key.key_of(operation, arguments, specs, context)
+    call = operation, fill_in, specs, context
+    if policy is not None:
+        policy = policy.replaced(memory_budget=None)
+        key = key and (key, policy.key())
+        scope = functools.partial(dividing, scope_for(policy, explicit=True))
+        call = *call, scope
     found = CACHE.get(key)
     if found is None:
-        found = traced(operation, fill_in, specs, context)
+        found = traced(*call)
         if key is not None:
             if len(CACHE) > 4096:
                 CACHE.clear()
@@ -187,88 +217,6 @@ def graph_cost(graph, specs, order, training, unprofiled):
     return cost, [flow.specs[id(x)] for x in graph.outputs]
 
 
-class Kept:
-    """What the nodes of a graph keep, each value once, at its producer.
-
-    Args:
-        function: The `Function`.
-        nodes: List of `Node`, in order; of all its nodes or of some.
-        costs: List of their `NodeCost`.
-    """
-
-    def __init__(self, function, nodes, costs):
-        self.function, self.nodes, self.costs = function, nodes, costs
-        self.shares = {}  # Id of a tensor: id of the one whose memory it is.
-        self.made = {}  # Id of a tensor: its producer, its bytes.
-        self.sizes = {}
-        self.saved = set()
-        for i, (node, cost) in enumerate(zip(nodes, costs)):
-            self.add(i, node, cost)
-
-    def add(self, i, node, cost):
-        for x, alias, size in zip(
-            node.outputs, cost.aliases, cost.output_bytes
-        ):
-            self.sizes[id(x)] = size
-            if alias is None:
-                self.made[id(x)] = (i, size)
-            else:
-                self.shares[id(x)] = self.root(node.input_tensors[alias])
-        self.saved.update(
-            self.root(node.input_tensors[k]) for k in cost.saves_inputs
-        )
-        self.saved.update(
-            self.root(node.outputs[k]) for k in cost.saves_outputs
-        )
-
-    def root(self, x):
-        return self.shares.get(id(x), id(x))
-
-    def size(self, x):
-        return self.sizes.get(id(x), 0)
-
-    def by_node(self):
-        """Bytes of residuals that each node adds."""
-        saved = [cost.saved_internal for cost in self.costs]
-        for key in self.saved:
-            if key in self.made:
-                producer, size = self.made[key]
-                saved[producer] += size
-        return saved
-
-    def grads(self):
-        """Bytes of weight gradients that each node's backward adds.
-
-        Those of a weight that several nodes share appear with the last one,
-        whose backward comes first.
-        """
-        seen, found = set(), []
-        for node, cost in zip(reversed(self.nodes), reversed(self.costs)):
-            variables = getattr(node.operation, "trainable_variables", ())
-            new = [v for v in variables if id(v) not in seen]
-            seen.update(id(v) for v in new)
-            found.append(sum(size_of(v) for v in new) if variables else 0)
-        return found[::-1]
-
-    def values(self):
-        """List of the planner's `Value`s."""
-        n, uses = len(self.nodes), {key: set() for key in self.made}
-        place = {id(node): i for i, node in enumerate(self.nodes)}
-        for node in ordered_nodes(self.function):
-            self.use(uses, node.input_tensors, place.get(id(node), n))
-        self.use(uses, self.function.outputs, n)
-        return [
-            Value(producer, size, sorted(uses[key]), key in self.saved)
-            for key, (producer, size) in self.made.items()
-            if uses[key]
-        ]
-
-    def use(self, uses, tensors, node):
-        for x in tensors:
-            if self.root(x) in uses:
-                uses[self.root(x)].add(node)
-
-
 def chain_of(function, nodes, costs, has_loss=False, policy=None):
     """What the planner works on.
 
@@ -287,7 +235,7 @@ def chain_of(function, nodes, costs, has_loss=False, policy=None):
     kept = Kept(function, nodes, costs)
     at_once = engine().UPDATES_AT_ONCE
     results = sum(kept.size(x) for x in function.outputs) if has_loss else 0
-    return Chain(
+    chain = Chain(
         kept.by_node(),
         kept.values(),
         [c.flops for c in costs],
@@ -298,3 +246,5 @@ def chain_of(function, nodes, costs, has_loss=False, policy=None):
         not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
     )
+    chain.ways = ways_of(kept, costs)
+    return chain

@@ -1,6 +1,7 @@
 """The cost of one operation, as the engine's abstract trace tells it."""
 
 import collections
+import contextlib
 import importlib
 import math
 
@@ -31,8 +32,9 @@ NodeCost = collections.namedtuple(
         "profiled",
         "copies",
         "made",
+        "divided",
     ],
-    defaults=[0, ()],
+    defaults=[0, (), None],
 )
 NodeCost.__doc__ = """What one operation costs in training, in bytes.
 
@@ -51,6 +53,7 @@ Args:
     profiled: Whether the engine traced it; if not, all is an estimate.
     copies: Size of copies of its weights that the engine makes ahead.
     made: Tuple of `Trace`: what a policy may keep.
+    divided: The `NodeCost` where its own parts are regions, or `None`.
 """
 
 Spec = collections.namedtuple(
@@ -90,7 +93,14 @@ def spec_of(x):
     return Spec(tuple(x.shape), backend.standardize_dtype(x.dtype), False)
 
 
-def traced(operation, fill_in, specs, context):
+@contextlib.contextmanager
+def without_regions():
+    """No layer is a new one, and makes a region; but values have names."""
+    with SymbolicScope(), attribute(NAMED, True):
+        yield
+
+
+def traced(operation, fill_in, specs, context, surroundings=without_regions):
     """Traces one call of an operation.
 
     Args:
@@ -98,18 +108,20 @@ def traced(operation, fill_in, specs, context):
         fill_in: Takes the list of input tensors, returns `(args, kwargs)`.
         specs: List of `Spec` of those tensors.
         context: Keyword arguments which the operation gets in addition.
+        surroundings: Makes the context manager in which it is called. Defaults
+            to one in which there are no regions.
 
     Returns:
         Tuple of a `NodeCost` and the list of `Spec` of the outputs.
     """
     # A layer tells those after it what `training` is: not in the real call.
     with attribute("current_call_ctx", NoContext()):
-        return traced_apart(operation, fill_in, specs, context)
+        call = Call(operation, fill_in, specs, context, surroundings)
+        return traced_apart(operation, call, specs)
 
 
-def traced_apart(operation, fill_in, specs, context):
+def traced_apart(operation, call, specs):
     variables = list(getattr(operation, "variables", ()))
-    call = Call(operation, fill_in, specs, context)
     inputs = [tuple(s[:3]) for s in specs]
     inputs += [(*s.mask, False) for s in specs if s.mask]
     try:
@@ -128,20 +140,20 @@ class Call:
     Its result is flat too, with the masks of the outputs at the end.
     """
 
-    def __init__(self, operation, fill_in, specs, context):
+    def __init__(self, operation, fill_in, specs, context, surroundings):
         self.operation = operation
         self.fill_in = fill_in
         self.masked = [i for i, s in enumerate(specs) if s.mask]
         self.inputs = len(specs)
         self.context = context
+        self.surroundings = surroundings
 
     def __call__(self, tensors):
         given = list(tensors[: self.inputs])
         for i, mask in zip(self.masked, tensors[self.inputs :]):
             set_keras_mask(given[i], mask)
         args, kwargs = self.fill_in(given)
-        # No regions, and no layer is a new one; but values have names.
-        with SymbolicScope(), attribute(NAMED, True):
+        with self.surroundings():
             outputs = self.operation(*args, **{**kwargs, **self.context})
         outputs = tree.flatten(outputs)
         masks = [get_keras_mask(y) for y in outputs]

@@ -52,7 +52,7 @@ def plan_rows(plan):
     kept = kept_by_node(plan.chain, plan.planned.segments)
     peak = max(1, plan.predicted_bytes)
     for s in plan.planned.segments:
-        number += s.remat
+        number += s.remat or s.divided
         bytes_kept = int(kept[s.start : s.stop].sum())
         again = plan.chain.extra_flops((s,))
         rows.append(
@@ -62,13 +62,15 @@ def plan_rows(plan):
                 str(s.stop - s.start),
                 show(bytes_kept),
                 f"{bytes_kept / peak:.0%}",
-                show_flops(again) if s.remat else "-",
+                show_flops(again) if again else "-",
             )
         )
     return rows
 
 
 def region_label(segment, number):
+    if segment.divided:
+        return f"{number} (in parts)"
     if not segment.remat:
         return "-"
     inside = sum(s.remat for s in segment.inner)
@@ -141,6 +143,9 @@ def kept_by_node(chain, segments):
     """
     kept = np.zeros(chain.n, np.int64)
     for s in segments:
+        if s.divided and s.start in chain.ways:
+            kept[s.start] += chain.span(s)["keep_plain"]
+            continue
         leaves = (chain.producer >= s.start) & (chain.producer < s.stop)
         leaves &= chain.last >= s.stop
         size = chain.size if s.remat else chain.unsaved_size
@@ -226,13 +231,14 @@ def fields_of(plan, segments):
     bytes_of, regions = {}, {}
     number = 0
     for s in segments:
-        number += s.remat
+        number += s.remat or s.divided
         for i in range(s.start, s.stop):
             for op in plan.nodes[i].path:  # a model has those of its layers
                 name = op.name
                 bytes_of[name] = bytes_of.get(name, 0) + int(kept[i])
-                if s.remat:
-                    regions.setdefault(name, {})[str(number)] = None
+                if s.remat or s.divided:
+                    label = region_label(s._replace(inner=()), number)
+                    regions.setdefault(name, {})[label] = None
     rows = no_rows()
     for name, count in bytes_of.items():
         rows[name] = (show(count), ", ".join(regions.get(name, "-")))

@@ -8,7 +8,6 @@ from keras.src.backend import KerasTensor
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.graph import graph_of
-from keras.src.remat.units import is_nested
 
 Segment = collections.namedtuple(
     "Segment",
@@ -33,7 +32,7 @@ Args:
     reads: Ids of tensors that come from before.
     writes: Ids of tensors that are needed after.
     inner: Segments that this one runs as; empty for all nodes at once.
-    inherits: Whether nested models in it follow the policy by themselves.
+    inherits: Whether the parts of its only node follow the policy.
     name: What error messages and tables call it.
     drops: For each node, ids of the tensors that nothing reads after it.
     graph: The graph of the only node, a model, if a plan divides it; else
@@ -70,13 +69,12 @@ def segments_for(function, inputs, policy):
 
 def segments_of(plan):
     """A plan's segments in the form in which a graph runs."""
-    chosen = plan.planned.segments
-    inherits = plan.budget is None
-    parts = parts_of(plan.units, plan.units.level.items, chosen, inherits)
+    chosen = plan.segments
+    parts = parts_of(plan.units, plan.units.level.items, chosen)
     return build(parts, [id(x) for x in plan.function.outputs])
 
 
-def parts_of(units, items, segments, inherits):
+def parts_of(units, items, segments):
     """Groups the nodes of one graph as the segments of all units want it.
 
     A model that several segments share becomes a part of its own, which
@@ -87,13 +85,11 @@ def parts_of(units, items, segments, inherits):
         nodes = [item.node for item in group]
         if s is None:
             level = group[0].level
-            inside = parts_of(units, level.items, segments, inherits)
+            inside = parts_of(units, level.items, segments)
             parts.append(Part(nodes, False, (), False, level.function, inside))
             continue
-        of_units = units.nodes[group[0].start : group[-1].stop]
-        nested = not s.remat and any(is_nested(unit) for unit in of_units)
-        inner = parts_of(units, group, s.inner, False) if s.inner else ()
-        parts.append(Part(nodes, s.remat, inner, inherits and nested))
+        inner = parts_of(units, group, s.inner) if s.inner else ()
+        parts.append(Part(nodes, s.remat, inner, s.divided))
     return parts
 
 

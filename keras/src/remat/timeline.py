@@ -20,6 +20,8 @@ def _loss(chain, segments):
     start = last.start
     if last.remat:
         kept += chain.span(last)["keep"]
+    elif _way(chain, last):
+        kept += chain.span(last)["keep_plain"]
     else:
         kept += chain.held_from(start, chain.unsaved_size)[-1]
         kept += chain.saved_before[-1] - chain.saved_before[start]
@@ -38,7 +40,14 @@ def _forward(chain, label, segments, base):
     return moments
 
 
+def _way(chain, segment):
+    return chain.ways.get(segment.start) if segment.divided else None
+
+
 def _held_forward(chain, segment):
+    way = _way(chain, segment)
+    if way:
+        return np.array([way.saved + way.scratch])
     start, nodes = segment.start, slice(segment.start, segment.stop)
     if segment.remat:
         held = chain.held_from(start, chain.size)
@@ -51,6 +60,8 @@ def _held_forward(chain, segment):
 
 
 def _waiting(chain, segment):
+    if _way(chain, segment):
+        return 0
     before = chain.waiting_before
     return before[segment.stop] - before[segment.start]
 
@@ -88,9 +99,13 @@ def _region(chain, segment, base):
 def _held_backward(chain, segment, in_region):
     start, stop = segment.start, segment.stop
     nodes = slice(start, stop)
-    saved = _saved(chain, segment)
     copies = chain.copies_before[start + 1 : stop + 1]
-    held = saved + chain.passing[nodes] + chain.grads_after[nodes] + copies
+    held = chain.passing[nodes] + chain.grads_after[nodes] + copies
+    way = _way(chain, segment)
+    if way:
+        return held + way.saved + way.scratch
+    saved = _saved(chain, segment)
+    held = held + saved
     if in_region:  # In one piece: nothing is freed before its end.
         end = chain.grads_after[start] + chain.crossing[stop] + copies[-1]
         held = np.maximum(held, saved[-1] + end)

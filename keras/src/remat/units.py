@@ -19,6 +19,7 @@ from keras.src.backend import KerasTensor
 from keras.src.remat import recurrent
 from keras.src.remat.graph import graph_of
 from keras.src.remat.graph import holds_blocks
+from keras.src.remat.planned import Segment
 
 Item = collections.namedtuple("Item", ["node", "start", "stop", "level"])
 Item.__doc__ = """A node of one graph, and the units it stands for.
@@ -264,12 +265,34 @@ def stays_out(node):
     return has_setting(node) or is_nested(node)
 
 
+def can_divide(node):
+    """Whether a plan may have a node run by its own parts."""
+    return is_nested(node) and not has_setting(node)
+
+
 def is_nested(node):
     """Whether a node has parts of its own: layers, or steps in time."""
-    layer = getattr(node.operation, "forward_layer", node.operation)
-    if recurrent.loops_over_time(layer):
-        return True
-    if holds_blocks(node.operation):
+    if is_recurrent(node) or holds_blocks(node.operation):
         return True
     inside = graph_of(node.operation)
     return inside is not None and len(ordered_nodes(inside)) > 1
+
+
+def is_recurrent(node):
+    """Whether a node is a loop over time that has parts, or two of them."""
+    layer = getattr(node.operation, "forward_layer", node.operation)
+    return recurrent.loops_over_time(layer)
+
+
+def run_by_themselves(nodes, start, every):
+    """Segments of nodes in no region: divided, if they have parts.
+
+    Of recurrent layers each `every`-th; rows of blocks count for themselves.
+    """
+    found, count = [], 0
+    for i, node in enumerate(nodes, start):
+        divided = can_divide(node)
+        if divided and is_recurrent(node):
+            divided, count = count % every == 0, count + 1
+        found.append(Segment(i, i + 1, False, (), divided))
+    return found

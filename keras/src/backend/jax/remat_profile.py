@@ -167,7 +167,7 @@ def shared_buffers(jaxpr):
 
 
 def through_call(eqn):
-    inner = eqn.params["jaxpr"].jaxpr
+    inner = next(jaxprs_in(eqn.params))
     roots, seen = shared_buffers(inner), dict(zip(inner.invars, eqn.invars))
     pairs = []
     for out, v in zip(eqn.outvars, inner.outvars):

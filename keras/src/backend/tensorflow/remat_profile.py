@@ -6,11 +6,13 @@ Operations that only rename or reshape a tensor share its buffer. Loops keep
 lists of tensors, one per iteration.
 """
 
+import contextlib
 import math
 import os
 import re
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
@@ -62,7 +64,7 @@ def trace(call, inputs, variables):
         them.
     """
     graph = tf.__internal__.FuncGraph("remat_profile")
-    with tf.init_scope(), graph.as_default():
+    with tf.init_scope(), graph.as_default(), recording():
         given = [placeholder(s, d) for s, d, _ in inputs]
         values = [placeholder(v.shape, v.dtype) for v in variables]
         with StatelessScope(state_mapping=list(zip(variables, values))):
@@ -87,6 +89,19 @@ def trace(call, inputs, variables):
             peak(backward, grads[0] + grads[1]),
         )
         return found
+
+
+@contextlib.contextmanager
+def recording():
+    """Lets regions be made, which `tf.init_scope` has no use for."""
+    stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    if stopped:
+        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if stopped:
+            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def needed_for(tensors):
