@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import itertools
+import weakref
 
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
@@ -11,6 +13,7 @@ class RematLayer:
     """Gives layers a `remat` setting that survives their configuration."""
 
     def __new__(cls, *args, **kwargs):
+        accept_setting(cls)  # a dataclass or mixin gave it a constructor since
         # Not for the config that Keras makes by itself, which has it anyway.
         if not has_own_argument(cls):
             kwargs.pop("remat", None)
@@ -24,8 +27,7 @@ class RematLayer:
         if isinstance(vars(cls).get("from_config"), classmethod):
             original = vars(cls)["from_config"].__func__
             cls.from_config = classmethod(applying_setting(original))
-        if "__init__" in vars(cls):
-            cls.__init__ = accepting_setting(vars(cls)["__init__"])
+        accept_setting(cls)
 
     @property
     def remat(self):
@@ -151,25 +153,59 @@ def applying_setting(from_config):
     return wrapper
 
 
-def accepting_setting(init):
-    """Makes a constructor that passes no other keywords on take `remat`."""
+ACCEPTING = weakref.WeakSet()
+
+
+def accept_setting(cls):
+    """Makes the constructor of a layer's class take `remat`.
+
+    Many pass no other keywords on to `Layer`, or refuse or drop them.
+    """
+    init = cls.__init__
+    if init in ACCEPTING or is_base(cls) or init is base_of(cls).__init__:
+        return
     signature = signature_of(init)
     if signature is None:
-        return init
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD or parameter.name == "remat":
-            return init
+        return
 
     @functools.wraps(init)
-    def wrapper(self, *args, remat=None, **kwargs):
-        get_setting(remat)  # a wrong one is refused before anything is made
+    def wrapper(self, *args, **kwargs):
+        if "remat" in kwargs and not mentions_setting(cls, type(self)):
+            setting = get_setting(kwargs.pop("remat"))
+            if setting is not None:
+                RematLayer.remat.fset(self, setting)
         init(self, *args, **kwargs)
-        if remat is not None:
-            self.remat = remat
 
     # Keras makes configs by itself from the names of the arguments.
     wrapper.__signature__ = signature
-    return wrapper
+    ACCEPTING.add(wrapper)
+    cls.__init__ = wrapper
+
+
+def is_base(cls):
+    """Whether `cls` is `keras.Layer` itself, which takes `remat` anyway."""
+    return RematLayer in cls.__bases__
+
+
+def base_of(cls):
+    return next(c for c in cls.__mro__ if is_base(c))
+
+
+def mentions_setting(cls, full):
+    """Whether a constructor from `cls` on, in a `full` class, uses `remat`."""
+    classes = itertools.dropwhile(lambda c: c is not cls, full.__mro__)
+    for c in itertools.takewhile(lambda c: not is_base(c), classes):
+        init = inspect.unwrap(vars(c).get("__init__", object.__init__))
+        code = getattr(init, "__code__", None)
+        if code is None:
+            continue
+        count = code.co_argcount + code.co_kwonlyargcount
+        # A constant: `kwargs.pop("remat")`; in a tuple: `f(remat=...)`.
+        for value in (code.co_varnames[:count], *code.co_consts):
+            names = value if isinstance(value, tuple) else (value,)
+            if "remat" in names:
+                return True
+    return False
 
 
 def has_own_argument(cls):
