@@ -35,6 +35,8 @@ import collections
 import numpy as np
 
 from keras.src.remat import ways
+from keras.src.remat.kept import KeptSums
+from keras.src.remat.kept import prefix as _prefix
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
 from keras.src.remat.planned import depth
@@ -51,11 +53,6 @@ Args:
     consumers: Sorted nodes that use it; `n` stands for a graph output.
     is_saved: Whether `saved[producer]` contains it.
 """
-
-
-def _prefix(numbers):
-    """Sums before each position, one longer than `numbers`."""
-    return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
 
 
 class Chain:
@@ -76,6 +73,8 @@ class Chain:
             order. Then a plain part counts with all of them. Defaults to
             `False`.
         keeping: A `Keeping`: what a policy keeps. Defaults to `None`.
+        choices: Dict from words to `Keeping`: what a region may keep instead.
+            Defaults to `None`, no choice.
     """
 
     def __init__(
@@ -89,6 +88,7 @@ class Chain:
         loss=0,
         waits=False,
         keeping=None,
+        choices=None,
     ):
         n = self.n = len(saved)
         fields = {
@@ -115,23 +115,14 @@ class Chain:
         self.copies = int(self.copies_before[-1])
         self.loss = int(loss)
         self.waits = waits
-        self._set_keeping(keeping)
+        # By what the segments of a plan say that they keep.
+        self.kept = {
+            word: KeptSums(self.flops, k)
+            for word, k in [(None, keeping), *(choices or {}).items()]
+        }
         self.borders = None  # The `Borders` of `units.py`, if there are any.
         self.ways = {}  # Of nodes that can be divided, see `ways.py`.
         self._set_values([Value(*v) for v in values])
-
-    def _set_keeping(self, keeping):
-        zeros = np.zeros(self.n, np.int64)
-        kept, spared, last = keeping or (zeros, zeros, zeros)
-        self.kept = np.asarray(kept, np.int64)
-        self.again_before = self.flops_before - _prefix(spared)
-        self.kept_before_node = before = _prefix(self.kept)
-        # What of it is held where a region ends: see `Keeping`.
-        ends = np.array(
-            [0 if k is None else before[i] + k for i, k in enumerate(last)],
-            np.int64,
-        )
-        self.kept_at_end = np.concatenate([[0], np.maximum.accumulate(ends)])
 
     def _set_values(self, values):
         kept = [v for v in values if v.producer >= 0 and len(v.consumers)]
@@ -172,12 +163,13 @@ class Chain:
         np.subtract.at(change, self.last[first:] + 1 - start, size[first:])
         return np.cumsum(change)[:-1]
 
-    def spans(self, start, stops=None):
+    def spans(self, start, stops=None, keep=None):
         """Everything about segments that begin at `start`.
 
         Args:
             start: First node.
             stops: Array of increasing ends. Defaults to all.
+            keep: What regions keep, a key of `kept`. Defaults to `None`.
 
         Returns:
             Dict of arrays over `stops`. Bytes that stay: `keep` of a region,
@@ -196,10 +188,9 @@ class Chain:
         held = self.held_from(start, self.size)
         held_unsaved = self.held_from(start, self.unsaved_size)
         # What the policy keeps: so far, and in all.
-        so_far = self.kept_before_node[start + 1 :]
-        so_far = so_far - self.kept_before_node[start]
-        kept = self.kept_at_end[stops] - self.kept_before_node[start]
-        kept = np.maximum(kept, 0)
+        by_policy = self.kept[keep]
+        so_far = by_policy.before[start + 1 :] - by_policy.before[start]
+        kept = by_policy.in_region(start, stops)
 
         def worst(per_node):
             return np.maximum.accumulate(per_node)[ends - 1]
@@ -207,8 +198,8 @@ class Chain:
         held_so_far = saved[1:] + held_unsaved[:-1] + scratch
         run = worst(held_so_far)
         # In a second run what was kept is there until it is given back.
-        giving = worst(held_so_far - self.kept_before_node[runs])
-        giving = np.maximum(run, giving + self.kept_at_end[stops])
+        giving = worst(held_so_far - by_policy.before[runs])
+        giving = np.maximum(run, giving + by_policy.at_end[stops])
         weights = self.grads_after[:-1] + self.copies_before[1:]
         back = worst(saved[1:] + self.passing[runs] + weights[runs] + scratch)
         at_once = saved[ends] + self.grads_after[start] + worst(scratch)
@@ -240,9 +231,8 @@ class Chain:
         if segment.divided and segment.start in self.ways:
             return ways.span_of(self, segment.start)
         stops = np.array([segment.stop])
-        return {
-            k: int(v[0]) for k, v in self.spans(segment.start, stops).items()
-        }
+        spans = self.spans(segment.start, stops, segment.keep)
+        return {k: int(v[0]) for k, v in spans.items()}
 
     def _need(self, segment):
         """Worst moment of a segment, over what was kept before it."""
@@ -282,11 +272,11 @@ class Chain:
 
     def extra_flops(self, segments):
         """Arithmetic of all second (and third...) runs."""
-        segments = getattr(segments, "segments", segments)
-        before, extra = self.again_before, 0
+        segments, extra = getattr(segments, "segments", segments), 0
         for s in segments:
+            again = self.kept[s.keep].again_before
             if s.remat:
-                extra += int(before[s.stop] - before[s.start])
+                extra += int(again[s.stop] - again[s.start])
                 extra += self.extra_flops(s.inner)
             elif s.divided and s.start in self.ways:
                 extra += self.ways[s.start].flops

@@ -57,14 +57,30 @@ class Spans:
         )
         self.cost = self._cost(chain)
         self.free = np.zeros_like(self.cost)
+        self.choices = [
+            self._choice(chain, word) for word in chain.kept if word is not None
+        ]
 
-    def _cost(self, chain):
+    def _choice(self, chain, word):
+        """Regions that keep what `word` says."""
+        rows = [
+            chain.spans(c, self.cuts[i + 1 :], word)
+            for i, c in enumerate(self.cuts[:-1])
+        ]
+        return self._regions(
+            self._square(rows, "region"),
+            self._square(rows, "keep"),
+            self._cost(chain, word),
+            word,
+        )
+
+    def _cost(self, chain, word=None):
         # A region adds one to its flops, so that fewer of them win a tie.
         per_flop = cost_per_flop(chain)
         most = int(chain.flops_before[-1]) * per_flop
         # Above 1, flops are rounded.
         self.unit = unit = 1 + most // (FAR >> 3)
-        before = chain.again_before[self.cuts]
+        before = chain.kept[word].again_before[self.cuts]
         flops = (before[None, :] - before[:, None]) // unit
         upper = np.triu(np.ones(flops.shape, bool), 1)
         return np.where(upper, flops * per_flop + 1, FAR)
@@ -86,12 +102,14 @@ class Spans:
 
     def region(self):
         table = self.table
+        return self._regions(table["region"], table["keep"], self.cost)
 
+    def _regions(self, need, keep, cost, word=None):
         def segment(a, b):
-            return Segment(int(self.cuts[a]), int(self.cuts[b]), True)
+            start, stop = int(self.cuts[a]), int(self.cuts[b])
+            return Segment(start, stop, True, keep=word)
 
-        need = np.where(self.allowed, table["region"], FAR)
-        return Kind(need, table["keep"], self.cost, segment)
+        return Kind(np.where(self.allowed, need, FAR), keep, cost, segment)
 
     def divided(self, chain):
         """Single nodes whose own parts run again."""

@@ -184,10 +184,13 @@ def run_segment(segment, values, operation_fn, scope, depth):
         writes[:] = [key for key in segment.writes if key in inside]
         return [inside[key] for key in writes]
 
+    policy = scope.policy
+    if segment.keep is not None:
+        policy = policy.replaced(keep=segment.keep)
     results = run_region(
         f,
         ([values[key] for key in reads],),
-        policy=scope.policy if scope.policy.keeps_something() else None,
+        policy=policy if policy.keeps_something() else None,
         name=segment.name,
     )
     values.update(zip(writes, results))

@@ -180,7 +180,8 @@ def predicted_by_name(plan):
     for s in plan.planned.segments:
         if s.remat:
             costs = plan.costs[s.start : s.stop]
-            found.update(profile_policy.kept_by_label(costs, plan.policy))
+            policy = plan.policy_of(s)
+            found.update(profile_policy.kept_by_label(costs, policy))
     return found
 
 

@@ -37,6 +37,9 @@ class RematPlan:
         policy: The `keras.RematPolicy` to follow.
         nested: Whether the graph is part of another one that is cut too.
             Defaults to `False`.
+        skips_kept: Whether the run that is planned spares the arithmetic of
+            what regions keep, as all do but TensorFlow's eager one. Defaults
+            to `True`.
 
     Example:
 
@@ -47,12 +50,15 @@ class RematPlan:
     ```
     """
 
-    def __init__(self, model, specs, policy, nested=False):
+    def __init__(self, model, specs, policy, nested=False, skips_kept=True):
         self.model = model
         self.function = remat_graph.graph_of(model)
         self.specs = specs
         self.policy = policy
         self.nested = nested
+        # Within a budget regions that need keep nothing may keep products.
+        bare = policy.memory_budget is not None and not policy.keeps_something()
+        self.chooses = bare and skips_kept
         self.units = Units(self.function)
         self.nodes = self.units.nodes
         self.unprofiled = []
@@ -91,7 +97,12 @@ class RematPlan:
         nodes = self.nodes[part]
         has_loss = not self.nested and nodes[-1:] == self.nodes[-1:]
         chain = profile.chain_of(
-            self.units, nodes, costs[part], has_loss, self.policy
+            self.units,
+            nodes,
+            costs[part],
+            has_loss,
+            self.policy,
+            self.chooses,
         )
         chain.borders = self.units.borders(start, stop, has_setting)
         return chain
@@ -203,12 +214,20 @@ class RematPlan:
         levels = max(2, self.policy.levels)
         return planner.least_peak(chain, levels).peak
 
+    def policy_of(self, segment):
+        """The policy by which a region of the plan keeps values."""
+        if segment.keep is None:
+            return self.policy
+        return self.policy.replaced(keep=segment.keep)
+
     def line(self):
         """The plan in one line."""
         regions = sum(s.remat for s in self.segments)
+        keep = sum(s.keep is not None for s in self.segments)
         divided = sum(s.divided for s in self.segments)
         layers = "layer" if divided == 1 else "layers"
-        parts = f", {divided} {layers} in parts" if divided else ""
+        parts = f" ({keep} keep products)" if keep else ""
+        parts += f", {divided} {layers} in parts" if divided else ""
         extra = self.predicted_extra_flops / max(1, self.plain_flops)
         return (
             f"remat: {regions} regions{parts}, "

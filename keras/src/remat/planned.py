@@ -6,8 +6,8 @@ import collections
 class Segment(
     collections.namedtuple(
         "Segment",
-        ["start", "stop", "remat", "inner", "divided"],
-        defaults=[(), False],
+        ["start", "stop", "remat", "inner", "divided", "keep"],
+        defaults=[(), False, None],
     )
 ):
     """Nodes `start` to `stop - 1`, run as one.
@@ -19,6 +19,8 @@ class Segment(
         inner: The segments its second run is made of; empty for all at once.
         divided: Whether it is one node whose own parts are regions, see
             `ways.py`.
+        keep: Word for what a region keeps, if the planner chose that; `None`
+            for what the policy of the plan says.
     """
 
     __slots__ = ()
@@ -30,14 +32,14 @@ class Segment(
 
     def get_config(self):
         inner = [s.get_config() for s in self.inner]
-        return [self.start, self.stop, self.remat, inner, self.divided]
+        rest = [self.divided, self.keep]
+        return [self.start, self.stop, self.remat, inner, *rest]
 
     @classmethod
     def from_config(cls, config):
-        start, stop, remat, inner, *divided = config
+        start, stop, remat, inner, *rest = config
         inner = tuple(cls.from_config(c) for c in inner)
-        divided = bool(divided and divided[0])
-        return cls(int(start), int(stop), bool(remat), inner, divided)
+        return cls(int(start), int(stop), bool(remat), inner, *rest)
 
 
 def depth(segments):
@@ -99,6 +101,6 @@ def thin_out(planned, every):
     regions = [s for s in planned if s.remat]
     plain = {id(s) for i, s in enumerate(regions) if i % every}
     return [
-        s._replace(remat=False, inner=()) if id(s) in plain else s
+        s._replace(remat=False, inner=(), keep=None) if id(s) in plain else s
         for s in planned
     ]

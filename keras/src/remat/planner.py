@@ -148,6 +148,7 @@ def _frontier(chain, cuts, levels, share=1):
     if levels > 0:
         kinds += [spans.region(), *nested_kinds(spans, levels)]
         kinds += [spans.divided(chain)] if chain.ways else []
+        kinds += spans.choices
     labels = LABELS * CUTS**2 // len(cuts) ** 2
     labels = min(max(labels, LABELS), 4096) * 2 // max(2, len(kinds))
     return Frontier(kinds, labels // share)

@@ -42,9 +42,10 @@ class SegmentProgram:
         self.n = chain.n
         self.arcs, self.need, self.keep, self.cost = [], [], [], []
         for a, b in itertools.combinations(range(chain.n + 1), 2):
-            for remat in (False, True):
-                segment = Segment(a, b, remat)
-                span = chain.spans(a, np.array([b]))
+            regions = [(True, word) for word in chain.kept]
+            for remat, word in [(False, None), *regions]:
+                segment = Segment(a, b, remat, keep=word)
+                span = chain.spans(a, np.array([b]), word)
                 self.arcs.append((a, b))
                 self.need.append(chain.peak((segment,)))
                 self.keep.append(span["keep" if remat else "keep_plain"].item())

@@ -1,4 +1,5 @@
 import itertools
+import json
 import random
 
 import numpy as np
@@ -10,9 +11,9 @@ from keras.src import testing
 from keras.src.remat import planner
 from keras.src.remat.chain import Chain
 from keras.src.remat.chain import Value
+from keras.src.remat.kept import Keeping
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
-from keras.src.remat.profile_policy import Keeping
 
 pytestmark = pytest.mark.skipif(
     backend.backend() != "numpy",
@@ -35,16 +36,23 @@ def random_chain(n, rng):
             values.append((i, size, uses, is_saved))
     numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(4)]
     loss, waits = rng.randint(0, 9), rng.choice([False, True])
-    keeping = random_keeping(numbers[0], rng)
+    keeping = random_keeping(numbers[0], rng) if rng.random() < 0.5 else None
+    # The more ways a region has, the shorter the chains brute force can do.
+    words = ("some", "more")[: rng.randint(0, max(0, min(2, 6 - n)))]
+    choices = {word: random_keeping(numbers[0], rng) for word in words}
     return Chain(
-        saved, values, *numbers, loss=loss, waits=waits, keeping=keeping
+        saved,
+        values,
+        *numbers,
+        loss=loss,
+        waits=waits,
+        keeping=keeping,
+        choices=choices,
     )
 
 
 def random_keeping(flops, rng):
     """A policy's kept bytes; a node may make none, or none after residuals."""
-    if rng.random() < 0.5:
-        return None
     kept = [rng.choice([0, 0, rng.randint(1, 9)]) for _ in flops]
     spared = [rng.randint(0, f) if k else 0 for k, f in zip(kept, flops)]
     return Keeping(kept, spared, [rng.choice([None, 0, k]) for k in kept])
@@ -59,9 +67,10 @@ def splits(start, stop):
             yield list(zip(cuts, cuts[1:]))
 
 
-def regions(start, stop, levels):
+def regions(start, stop, levels, words=(None,)):
     """All regions over `[start, stop)`: inner ones, the last part plain."""
-    yield Segment(start, stop, True)
+    for word in words:
+        yield Segment(start, stop, True, keep=word)
     if levels > 1:
         for pairs in splits(start, stop):
             if len(pairs) > 1:
@@ -71,9 +80,12 @@ def regions(start, stop, levels):
                     yield Segment(start, stop, True, (*parts, last))
 
 
-def all_plans(n, levels=1):
-    for pairs in splits(0, n):
-        ways = [[Segment(*p, False), *regions(*p, levels)] for p in pairs]
+def all_plans(chain, levels=1):
+    words = list(chain.kept)
+    for pairs in splits(0, chain.n):
+        ways = [
+            [Segment(*p, False), *regions(*p, levels, words)] for p in pairs
+        ]
         yield from itertools.product(*ways)
 
 
@@ -100,6 +112,19 @@ def residual(blocks, width=5):
     return Chain([100] * n, values, flops, [3] * n, [100] * n)
 
 
+def blocks_of_products(blocks, choices=("dear",)):
+    """Blocks of a dear product, and three cheap nodes that keep as much."""
+    n = 4 * blocks
+    values = [Value(i, 100, [i + 1]) for i in range(n)]
+    flops = [1000 if i % 4 == 0 else 5 for i in range(n)]
+    kept = [100 if i % 4 == 0 else 0 for i in range(n)]
+    spared = [1000 if k else 0 for k in kept]
+    keeping = Keeping(kept, spared, kept)
+    return Chain(
+        [100] * n, values, flops, choices=choices and {"dear": keeping}
+    )
+
+
 def dense(n):
     """Every node uses all earlier ones: no cut is narrow."""
     values = [Value(i, 10, list(range(i + 1, n + 1))) for i in range(n)]
@@ -110,9 +135,9 @@ class PlannerTest(testing.TestCase):
     @parameterized.parameters(range(10))
     def test_equals_brute_force(self, seed):
         rng = random.Random(seed)
-        for size in [1, 2, 3, 4, 5] * 5 + [6]:
+        for size in [1, 2, 3, 4] * 5 + [5, 5, 5, 6]:
             chain = random_chain(size, rng)
-            plans = [measured(chain, p) for p in all_plans(size)]
+            plans = [measured(chain, p) for p in all_plans(chain)]
             plain = chain.plain_peak()
             lowest = min((p, c, r) for c, p, r in plans)
             plan = planner.least_peak(chain)
@@ -129,7 +154,7 @@ class PlannerTest(testing.TestCase):
 
     def test_equals_brute_force_on_eight_nodes(self):
         chain = random_chain(8, random.Random(8))
-        plans = [measured(chain, p) for p in all_plans(8)]
+        plans = [measured(chain, p) for p in all_plans(chain)]
         for budget in range(min(p[1] for p in plans), chain.plain_peak(), 5):
             plan = planner.cheapest(chain, budget, max_levels=1)
             least = min(p for p in plans if p[1] <= budget)
@@ -140,16 +165,16 @@ class PlannerTest(testing.TestCase):
         rng = random.Random(levels)
         for _ in range(15):
             chain = random_chain(rng.randint(2, most), rng)
-            peaks = [chain.peak(p) for p in all_plans(chain.n, levels)]
+            peaks = [chain.peak(p) for p in all_plans(chain, levels)]
             plan = planner.least_peak(chain, levels)
             self.assertEqual(plan.peak, min(peaks))
             self.assertLessEqual(plan.levels, levels)
 
     def test_timeline_peaks_at_the_peak(self):
         rng = random.Random(0)
-        for _ in range(20):
+        for _ in range(10):
             chain = random_chain(4, rng)
-            for segments in all_plans(4, levels=3):
+            for segments in all_plans(chain, levels=3):
                 moments = chain.timeline(segments)
                 self.assertEqual(
                     max(b for _, b in moments), chain.peak(segments)
@@ -310,6 +335,35 @@ class PlannerTest(testing.TestCase):
         self.assertIsInstance(config["segments"][0], list)
         numbers = [config["peak"], config["extra_flops"], config["levels"]]
         self.assertTrue(all(type(x) is int for x in numbers))
+
+    def test_config_of_a_plan_that_keeps(self):
+        chain = blocks_of_products(12)
+        plan = planner.cheapest(chain, chain.plain_peak() // 2)
+        self.assertIn("dear", {s.keep for s in plan.segments})
+        config = json.loads(json.dumps(plan.get_config()))
+        self.assertEqual(Plan.from_config(config), plan)
+
+    def test_keeps_what_is_dear_where_there_is_room(self):
+        chain = blocks_of_products(24)
+        floor = planner.least_peak(chain).peak
+        bare = blocks_of_products(24, choices=None)
+        kept, costs = [], []
+        for budget in np.linspace(chain.plain_peak(), floor, 12):
+            plan = planner.cheapest(chain, budget, max_levels=1)
+            words = [s.keep for s in plan.segments if s.remat]
+            kept.append(words.count("dear") / max(1, len(words)))
+            costs.append(plan.extra_flops)
+            without = planner.cheapest(bare, budget, max_levels=1)
+            self.assertLessEqual(plan.extra_flops, without.extra_flops)
+        self.assertEqual(costs, sorted(costs))
+        self.assertEqual(kept[1], 1)  # Least arithmetic of all regions.
+        self.assertLess(kept[-1], 1)
+        # At two fifths of the plain peak no product need run again.
+        budget = 2 * chain.plain_peak() // 5
+        cheap = planner.cheapest(chain, budget).extra_flops
+        self.assertLess(cheap, 0.05 * chain.flops.sum())
+        dear = planner.cheapest(bare, budget).extra_flops
+        self.assertGreater(dear, 0.2 * chain.flops.sum())
 
     def test_great_numbers(self):
         chain = Chain(

@@ -26,6 +26,7 @@ from keras.src.remat.graph import dividing
 from keras.src.remat.graph import graph_of
 from keras.src.remat.graph import scope_for
 from keras.src.remat.profile_kept import Kept
+from keras.src.remat.profile_policy import choices
 from keras.src.remat.profile_policy import keeping
 from keras.src.remat.profile_trace import NodeCost
 from keras.src.remat.profile_trace import Position
@@ -217,7 +218,9 @@ def graph_cost(graph, specs, order, training, unprofiled):
     return cost, [flow.specs[id(x)] for x in graph.outputs]
 
 
-def chain_of(function, nodes, costs, has_loss=False, policy=None):
+def chain_of(
+    function, nodes, costs, has_loss=False, policy=None, chooses=False
+):
     """What the planner works on.
 
     Args:
@@ -228,6 +231,8 @@ def chain_of(function, nodes, costs, has_loss=False, policy=None):
             each element, as most do. Defaults to `False`.
         policy: The `RematPolicy` of its regions. Defaults to `None`: they
             keep nothing.
+        chooses: Whether the planner may let each region keep more. Defaults
+            to `False`.
 
     Returns:
         A `Chain`. Values that come from before `nodes` are not in it.
@@ -245,6 +250,7 @@ def chain_of(function, nodes, costs, has_loss=False, policy=None):
         results * engine().LOSS_COPIES,
         not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
+        choices(costs) if chooses else None,
     )
     chain.ways = ways_of(kept, costs)
     return chain

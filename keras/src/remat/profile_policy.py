@@ -11,6 +11,10 @@ after it reads it, is not seen.
 
 import collections
 
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat.kept import CHOICES
+from keras.src.remat.kept import Keeping
+
 Made = collections.namedtuple(
     "Made",
     ["op", "has_batch", "names", "shape", "dtype", "bytes", "flops", "reads"],
@@ -38,17 +42,6 @@ Args:
     outputs: Numbers of those that it returns.
 """
 
-Keeping = collections.namedtuple("Keeping", ["bytes", "flops", "last"])
-Keeping.__doc__ = """What each node of a chain keeps where it runs again.
-
-Args:
-    bytes: Size of the results that it keeps.
-    flops: Arithmetic that these spare.
-    last: Share of `bytes` that counts if the second run ends in this node: it
-        ends where the last residual is made, and results that come after
-        that are not held. `None` for a node that makes no residuals.
-"""
-
 
 def keeping(costs, policy):
     """What each node keeps in a region with this policy.
@@ -65,6 +58,24 @@ def keeping(costs, policy):
     found = [kept_by_node(cost, policy) for cost in costs]
     sizes, flops, last = zip(*found) if found else ((), (), ())
     return Keeping(sizes, flops, last) if any(sizes) else None
+
+
+def choices(costs):
+    """What the planner may let each region keep.
+
+    Args:
+        costs: List of `NodeCost`.
+
+    Returns:
+        Dict from words of `RematPolicy(keep=...)` to `Keeping`; without those
+        that keep nothing, or the same as one before.
+    """
+    found = {}
+    for word in CHOICES:
+        kept = keeping(costs, RematPolicy(keep=word))
+        if kept is not None and kept not in found.values():
+            found[word] = kept
+    return found
 
 
 def kept_by_node(cost, policy):

@@ -35,6 +35,7 @@ def print_plan(plan):
     )
     table.add_column("Region")
     table.add_column("Layers", overflow="fold")
+    table.add_column("Keeps", overflow="fold")
     for name in ("Number", "Kept", "Share of peak", "Runs again"):
         table.add_column(name, justify="right")
     for row in plan_rows(plan):
@@ -59,6 +60,7 @@ def plan_rows(plan):
             (
                 region_label(s, number),
                 layers_of(plan.nodes, s),
+                words_of(plan.policy_of(s)) if s.remat or s.divided else "-",
                 str(s.stop - s.start),
                 show(bytes_kept),
                 f"{bytes_kept / peak:.0%}",
@@ -75,6 +77,12 @@ def region_label(segment, number):
         return "-"
     inside = sum(s.remat for s in segment.inner)
     return f"{number} ({inside} inside)" if inside else str(number)
+
+
+def words_of(policy):
+    """What a policy keeps, for people."""
+    parts = [getattr(p, "__name__", p) for p in policy.parts()]
+    return ", ".join(map(str, parts))
 
 
 def layers_of(nodes, segment):
@@ -151,17 +159,12 @@ def kept_by_node(chain, segments):
         size = chain.size if s.remat else chain.unsaved_size
         np.add.at(kept, chain.producer[leaves], size[leaves])
         if s.remat:
-            kept[s.start : s.stop] += kept_by_policy(chain, s)
+            by_policy = chain.kept[s.keep].by_node(s.start, s.stop)
+            kept[s.start : s.stop] += by_policy
         else:
             saved = np.diff(chain.saved_before[s.start : s.stop + 1])
             kept[s.start : s.stop] += saved
     return kept
-
-
-def kept_by_policy(chain, s):
-    """Bytes of what a policy keeps, for each node of a region."""
-    room = chain.kept_at_end[s.stop] - chain.kept_before_node[s.start : s.stop]
-    return np.clip(room, 0, chain.kept[s.start : s.stop])
 
 
 def whole_segments(plan):

@@ -8,6 +8,7 @@ from keras.src.backend import KerasTensor
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.graph import graph_of
+from keras.src.remat.profile_trace import engine
 
 Segment = collections.namedtuple(
     "Segment",
@@ -22,6 +23,7 @@ Segment = collections.namedtuple(
         "drops",
         "graph",
         "inside",
+        "keep",
     ],
 )
 Segment.__doc__ = """Nodes that run as one.
@@ -38,12 +40,13 @@ Args:
     graph: The graph of the only node, a model, if a plan divides it; else
         `None`.
     inside: The segments that this graph runs as.
+    keep: What a region keeps, where that is not what the policy says.
 """
 
 Part = collections.namedtuple(
     "Part",
-    ["nodes", "remat", "inner", "inherits", "graph", "inside"],
-    defaults=[None, ()],
+    ["nodes", "remat", "inner", "inherits", "graph", "inside", "keep"],
+    defaults=[None, (), None],
 )
 Part.__doc__ = "A `Segment` before it is known what is read and needed."
 
@@ -55,13 +58,16 @@ def segments_for(function, inputs, policy):
     nested = global_state.get_global_attribute("remat_inherited") is not None
     shapes = tuple(shape_of(x) for x in inputs)
     known = batch_size() if (None,) in [s and s[:1] for s in shapes] else None
-    key = (shapes, known, policy.key(), settings(function), nested)
+    skips_kept = engine().skips_kept()
+    own = settings(function)
+    key = (shapes, known, policy.key(), own, nested, skips_kept)
     cuts = vars(function).setdefault(CUTS, {})
     if key not in cuts:
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
         specs = [spec_of(x) for x in inputs]
-        plan = remat_plan.RematPlan(function, specs, policy, nested)
+        given = function, specs, policy, nested, skips_kept
+        plan = remat_plan.RematPlan(*given)
         remat_plan.log(plan)
         cuts[key] = segments_of(plan)
     return cuts[key]
@@ -89,7 +95,7 @@ def parts_of(units, items, segments):
             parts.append(Part(nodes, False, (), False, level.function, inside))
             continue
         inner = parts_of(units, group, s.inner) if s.inner else ()
-        parts.append(Part(nodes, s.remat, inner, s.divided))
+        parts.append(Part(nodes, s.remat, inner, s.divided, keep=s.keep))
     return parts
 
 
@@ -178,6 +184,7 @@ def build(parts, needed_after):
                 drops=drops_of(nodes, needed),
                 graph=part.graph,
                 inside=build(part.inside, results_of(part.graph)),
+                keep=part.keep,
             )
         )
         needed.update(reads)

@@ -51,7 +51,7 @@ def _held_forward(chain, segment):
     start, nodes = segment.start, slice(segment.start, segment.stop)
     if segment.remat:
         held = chain.held_from(start, chain.size)
-        kept = chain.kept_before_node
+        kept = chain.kept[segment.keep].before
         held[:-1] += kept[start + 1 :] - kept[start]
     else:
         held = chain.held_from(start, chain.unsaved_size)
@@ -90,8 +90,9 @@ def _region(chain, segment, base):
     arriving = base + chain.arriving[segment.stop]
     again = _forward(chain, "again", parts, arriving)
     if not segment.inner:  # Kept values are there until they are given back.
-        before = chain.kept_before_node[segment.start : segment.stop]
-        rest = np.maximum(0, chain.kept_at_end[segment.stop] - before)
+        kept = chain.kept[segment.keep]
+        before = kept.before[segment.start : segment.stop]
+        rest = np.maximum(0, kept.at_end[segment.stop] - before)
         again = [(x, held + int(r)) for (x, held), r in zip(again, rest)]
     return again + _backward(chain, parts, base, in_region=True)
 

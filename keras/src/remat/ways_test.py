@@ -26,7 +26,7 @@ def random_ways(chain, rng):
 
 
 def plans_with_ways(chain):
-    for plan in all_plans(chain.n):
+    for plan in all_plans(chain):
         choices = [()]
         for s in plan:
             kinds = [s]

@@ -337,6 +337,11 @@ MATMULS = {
 }
 
 
+def skips_kept():
+    """Whether what is kept need not run again: it is pruned from graphs."""
+    return not tf.executing_eagerly()
+
+
 def free_memory():
     """Bytes free on the default device, or `None` if it cannot be told."""
     return None
