@@ -75,6 +75,9 @@ class Chain:
         keeping: A `Keeping`: what a policy keeps. Defaults to `None`.
         choices: Dict from words to `Keeping`: what a region may keep instead.
             Defaults to `None`, no choice.
+        kept_stays: Whether what a region kept is there until its backward run
+            ends, and not only until the second run has used it. Defaults to
+            `False`.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Chain:
         waits=False,
         keeping=None,
         choices=None,
+        kept_stays=False,
     ):
         n = self.n = len(saved)
         fields = {
@@ -115,6 +119,7 @@ class Chain:
         self.copies = int(self.copies_before[-1])
         self.loss = int(loss)
         self.waits = waits
+        self.kept_stays = kept_stays
         # By what the segments of a plan say that they keep.
         self.kept = {
             word: KeptSums(self.flops, k)
@@ -200,11 +205,13 @@ class Chain:
         # In a second run what was kept is there until it is given back.
         giving = worst(held_so_far - by_policy.before[runs])
         giving = np.maximum(run, giving + by_policy.at_end[stops])
+        stays = kept * self.kept_stays
+        giving = np.maximum(giving, run + stays)
         weights = self.grads_after[:-1] + self.copies_before[1:]
         back = worst(saved[1:] + self.passing[runs] + weights[runs] + scratch)
         at_once = saved[ends] + self.grads_after[start] + worst(scratch)
         at_once += self.copies_before[stops]
-        unit = np.maximum(back, at_once + self.crossing[stops])
+        unit = np.maximum(back, at_once + self.crossing[stops]) + stays
         again = np.maximum(unit, giving + self.arriving[stops])
         forward = worst(held[:-1] + so_far + scratch)
         keep, keep_plain = held[ends] + kept, saved[ends] + held_unsaved[ends]

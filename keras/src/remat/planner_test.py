@@ -48,6 +48,7 @@ def random_chain(n, rng):
         waits=waits,
         keeping=keeping,
         choices=choices,
+        kept_stays=rng.choice([False, True]),
     )
 
 

@@ -251,6 +251,7 @@ def chain_of(
         not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
         choices(costs) if chooses else None,
+        engine().KEPT_STAYS,
     )
     chain.ways = ways_of(kept, costs)
     return chain

@@ -93,8 +93,14 @@ def _region(chain, segment, base):
         kept = chain.kept[segment.keep]
         before = kept.before[segment.start : segment.stop]
         rest = np.maximum(0, kept.at_end[segment.stop] - before)
+        rest = np.maximum(rest, _stays(chain, segment))
         again = [(x, held + int(r)) for (x, held), r in zip(again, rest)]
     return again + _backward(chain, parts, base, in_region=True)
+
+
+def _stays(chain, segment):
+    kept = chain.kept[segment.keep].in_region(segment.start, segment.stop)
+    return int(kept) * chain.kept_stays
 
 
 def _held_backward(chain, segment, in_region):
@@ -109,5 +115,5 @@ def _held_backward(chain, segment, in_region):
     held = held + saved
     if in_region:  # In one piece: nothing is freed before its end.
         end = chain.grads_after[start] + chain.crossing[stop] + copies[-1]
-        held = np.maximum(held, saved[-1] + end)
+        held = np.maximum(held, saved[-1] + end) + _stays(chain, segment)
     return held + chain.scratch[nodes]

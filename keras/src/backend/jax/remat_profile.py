@@ -22,6 +22,8 @@ from keras.src.backend.jax.remat_values import size
 # one as soon as its gradient is there, so gradients do not pile up.
 UPDATES_AT_ONCE = True
 ORDERS_PLAIN_PARTS = True
+# XLA computes with a kept product again in the backward pass.
+KEPT_STAYS = True
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 2
 MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")

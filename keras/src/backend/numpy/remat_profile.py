@@ -12,6 +12,7 @@ from keras.src.utils.dtype_utils import dtype_size
 
 UPDATES_AT_ONCE = False
 ORDERS_PLAIN_PARTS = True
+KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 1
 

@@ -30,6 +30,7 @@ from keras.src.backend.tensorflow.remat_values import size
 UPDATES_AT_ONCE = True
 # The executor starts any operation whose inputs are there.
 ORDERS_PLAIN_PARTS = False
+KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 4
 # What reads no more than a shape, which is known.

@@ -23,6 +23,7 @@ from keras.src.backend.torch.core import to_torch_dtype
 # The optimizer runs when all gradients are there.
 UPDATES_AT_ONCE = False
 ORDERS_PLAIN_PARTS = True
+KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 5
 aten = torch.ops.aten
