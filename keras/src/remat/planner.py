@@ -30,6 +30,9 @@ What is not optimal:
   skips a step took 1.04 times the arithmetic of the best schedule of
   consecutive nodes that frees memory node by node, and 1.06 times that of any
   schedule (means of 90 cases, at worst 1.18; see `planner_program_test.py`).
+- What a region keeps is chosen from a few words (`kept.CHOICES`), the same
+  for all of its nodes; regions in regions keep nothing. More ways for a region
+  leave fewer labels to each cut of a long chain.
 - A region lies within one graph: it does not go on beyond the end of a nested
   model that it began in.
 - A layer that is a row of blocks, or recurrent, is one node. It runs plain, in
