@@ -235,8 +235,9 @@ class Chain:
         }
 
     def span(self, segment):
-        if segment.divided and segment.start in self.ways:
-            return ways.span_of(self, segment.start)
+        way = ways.chosen(self, segment)
+        if way is not None:
+            return ways.span_of(self, segment.start, way)
         stops = np.array([segment.stop])
         spans = self.spans(segment.start, stops, segment.keep)
         return {k: int(v[0]) for k, v in spans.items()}
@@ -285,8 +286,8 @@ class Chain:
             if s.remat:
                 extra += int(again[s.stop] - again[s.start])
                 extra += self.extra_flops(s.inner)
-            elif s.divided and s.start in self.ways:
-                extra += self.ways[s.start].flops
+            elif ways.chosen(self, s):
+                extra += ways.chosen(self, s).flops
         return extra
 
     def plan(self, segments):

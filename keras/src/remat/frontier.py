@@ -111,20 +111,21 @@ class Spans:
 
         return Kind(np.where(self.allowed, need, FAR), keep, cost, segment)
 
-    def divided(self, chain):
-        """Single nodes whose own parts run again."""
+    def divided(self, chain, share):
+        """Single nodes of whose own parts a share runs again."""
         need, keep, cost = (np.full_like(self.cost, FAR) for _ in range(3))
         for a, (node, stop) in enumerate(zip(self.cuts, self.cuts[1:])):
-            if node in chain.ways and stop == node + 1:
-                span = ways.span_of(chain, int(node))
-                flops = chain.ways[node].flops // self.unit
+            if share in chain.ways.get(node, ()) and stop == node + 1:
+                way = chain.ways[node][share]
+                span = ways.span_of(chain, int(node), way)
+                flops = way.flops // self.unit
                 need[a, a + 1] = span["plain"]
                 keep[a, a + 1] = span["keep_plain"]
                 cost[a, a + 1] = flops * cost_per_flop(chain) + 1
 
         def segment(a, b):
             start = int(self.cuts[a])
-            return Segment(start, start + 1, False, (), True)
+            return Segment(start, start + 1, False, (), share)
 
         return Kind(need, keep, cost, segment)
 

@@ -162,7 +162,7 @@ def outputs_of(function, values):
 def run_segment(segment, values, operation_fn, scope, depth):
     """Runs one segment and adds its results to `values`."""
     if segment.inherits:
-        with dividing(scope, depth):
+        with dividing(scope, depth, segment.inherits):
             return nodes.run_nodes(segment, values, operation_fn)
     if segment.inside:
         asked = Asked(segment.graph, scope, segment.inside, depth)
@@ -198,9 +198,10 @@ def run_segment(segment, values, operation_fn, scope, depth):
 
 
 @contextlib.contextmanager
-def dividing(scope, depth=0):
-    """Makes regions of the parts of what is called, by a scope."""
+def dividing(scope, depth=0, share=1):
+    """Makes regions of the parts of what is called, or of a share of them."""
     with (
+        attribute("remat_share", share),
         attribute("remat_inherited", scope),
         attribute("remat_depth", depth),
         attribute("remat_units", [0]),

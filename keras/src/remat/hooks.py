@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import math
 
 from keras.src import tree
 from keras.src.backend.common import global_state
@@ -53,8 +54,9 @@ def wrap_call(op, fn, args, kwargs):
         return rematerialized_activation(op, fn)
     if takes_all(setting) and graph.holds_blocks(op):
         return inheriting(fn, setting)
-    if not next_unit(setting):
-        return fn
+    if not next_unit(setting, op):
+        # The parts of a unit that stays plain are no units.
+        return without_scopes(fn) if takes_all(setting) else fn
     if has_recurrent_parts(op):
         return inheriting(fn, setting)
     return region(op, fn, setting.as_policy())
@@ -204,13 +206,18 @@ def depth():
     return global_state.get_global_attribute("remat_depth") or 0
 
 
-def next_unit(scope):
-    """Counts units; whether this one is among each `every`-th."""
+def next_unit(scope, op):
+    """Counts units; whether this one is to be a region."""
     count = global_state.get_global_attribute("remat_units")
     if count is None:
         count = scope.units
     count[0] += 1
-    return (count[0] - 1) % scope.every == 0
+    if (count[0] - 1) % scope.every:
+        return False
+    if recurrent.loops_over_time(op) or has_recurrent_parts(op):
+        return True  # A share of its steps is.
+    share = global_state.get_global_attribute("remat_share") or 1
+    return math.floor(count[0] * share) > math.floor((count[0] - 1) * share)
 
 
 SIZES = "_remat_output_sizes"

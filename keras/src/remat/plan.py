@@ -224,7 +224,7 @@ class RematPlan:
         """The plan in one line."""
         regions = sum(s.remat for s in self.segments)
         keep = sum(s.keep is not None for s in self.segments)
-        divided = sum(s.divided for s in self.segments)
+        divided = sum(s.divided > 0 for s in self.segments)
         layers = "layer" if divided == 1 else "layers"
         parts = f" ({keep} keep products)" if keep else ""
         parts += f", {divided} {layers} in parts" if divided else ""

@@ -7,7 +7,7 @@ class Segment(
     collections.namedtuple(
         "Segment",
         ["start", "stop", "remat", "inner", "divided", "keep"],
-        defaults=[(), False, None],
+        defaults=[(), 0, None],
     )
 ):
     """Nodes `start` to `stop - 1`, run as one.
@@ -17,8 +17,8 @@ class Segment(
         stop: Node after the last.
         remat: `True` for a region, `False` for a plain part.
         inner: The segments its second run is made of; empty for all at once.
-        divided: Whether it is one node whose own parts are regions, see
-            `ways.py`.
+        divided: If it is one node whose own parts are regions, the share of
+            them that are, see `ways.py`; else 0.
         keep: Word for what a region keeps, if the planner chose that; `None`
             for what the policy of the plan says.
     """
@@ -45,7 +45,7 @@ class Segment(
 def depth(segments):
     """How often a node runs again at most: the depth of nesting."""
     return max(
-        (1 + depth(s.inner) if s.remat else int(s.divided) for s in segments),
+        (1 + depth(s.inner) if s.remat else bool(s.divided) for s in segments),
         default=0,
     )
 

@@ -134,9 +134,10 @@ def _lowest(chain):
         plain = np.maximum(span["plain"], span["keep_plain"] + rest)
         both = np.minimum(region, plain)
         if cuts[i] in chain.ways and cuts[i + 1] == cuts[i] + 1:
-            span = ways.span_of(chain, int(cuts[i]))
-            divided = max(span["plain"], span["keep_plain"] + rest[0])
-            both[0] = min(both[0], divided)
+            for way in chain.ways[cuts[i]].values():
+                span = ways.span_of(chain, int(cuts[i]), way)
+                divided = max(span["plain"], span["keep_plain"] + rest[0])
+                both[0] = min(both[0], divided)
         k = int(both.argmin())
         worst[i], first[i] = both[k], i + 1 + k
     found = [0]
@@ -150,7 +151,7 @@ def _frontier(chain, cuts, levels, share=1):
     kinds = [spans.plain()]
     if levels > 0:
         kinds += [spans.region(), *nested_kinds(spans, levels)]
-        kinds += [spans.divided(chain)] if chain.ways else []
+        kinds += [spans.divided(chain, s) for s in ways.shares(chain)]
         kinds += spans.choices
     labels = LABELS * CUTS**2 // len(cuts) ** 2
     labels = min(max(labels, LABELS), 4096) * 2 // max(2, len(kinds))

@@ -21,6 +21,7 @@ import functools
 from keras.src import tree
 from keras.src.remat import profile_key
 from keras.src.remat import units
+from keras.src.remat import ways
 from keras.src.remat.chain import Chain
 from keras.src.remat.graph import dividing
 from keras.src.remat.graph import graph_of
@@ -34,7 +35,6 @@ from keras.src.remat.profile_trace import engine
 from keras.src.remat.profile_trace import spec_of
 from keras.src.remat.profile_trace import traced
 from keras.src.remat.units import ordered_nodes
-from keras.src.remat.ways import ways_of
 
 
 def free_memory():
@@ -114,9 +114,12 @@ class Flow:
         cost = of_inputs(cost, used)
         if self.policy is None or not units.can_divide(node):
             return cost
-        divided, _ = operation_cost(*call, [], self.policy)
-        divided = of_inputs(divided, used)
-        return cost._replace(divided=divided if divided.profiled else None)
+        divided = {}
+        for share in ways.shares_to_trace(node):
+            found, _ = operation_cost(*call, [], self.policy, share)
+            divided[share] = of_inputs(found, used)
+        traced = all(c.profiled for c in divided.values())
+        return cost._replace(divided=divided if traced else None)
 
 
 def of_inputs(cost, used):
@@ -128,7 +131,7 @@ def of_inputs(cost, used):
 
 
 def operation_cost(
-    operation, fill_in, specs, training, unprofiled, policy=None
+    operation, fill_in, specs, training, unprofiled, policy=None, share=1
 ):
     """The cost of one call, from the cache if it was traced before.
 
@@ -140,6 +143,7 @@ def operation_cost(
         unprofiled: See `node_costs`.
         policy: The `RematPolicy` of the operation's parts, which then are
             regions. Defaults to `None`.
+        share: The share of its parts that are regions. Defaults to `1`.
 
     Returns:
         Tuple of a `NodeCost` and the list of `Spec` of the outputs.
@@ -155,9 +159,9 @@ def operation_cost(
     call = operation, fill_in, specs, context
     if policy is not None:
         policy = policy.replaced(memory_budget=None)
-        key = key and (key, policy.key())
-        scope = functools.partial(dividing, scope_for(policy, explicit=True))
-        call = *call, scope
+        key = key and (key, policy.key(), share)
+        scope = scope_for(policy, explicit=True)
+        call = *call, functools.partial(dividing, scope, 0, share)
     found = CACHE.get(key)
     if found is None:
         found = traced(*call)
@@ -253,5 +257,6 @@ def chain_of(
         choices(costs) if chooses else None,
         engine().KEPT_STAYS,
     )
-    chain.ways = ways_of(kept, costs)
+    ordered = engine().ORDERS_PLAIN_PARTS
+    chain.ways = ways.ways_of(kept, costs, ordered)
     return chain

@@ -53,7 +53,8 @@ Args:
     profiled: Whether the engine traced it; if not, all is an estimate.
     copies: Size of copies of its weights that the engine makes ahead.
     made: Tuple of `Trace`: what a policy may keep.
-    divided: The `NodeCost` where its own parts are regions, or `None`.
+    divided: Dict from the share of its own parts that are regions to the
+        `NodeCost` that it then has, or `None`.
 """
 
 Spec = collections.namedtuple(

@@ -52,7 +52,10 @@ def time_loop(layer):
 
 
 def run_in_parts(layer, policy, sequences, initial_state, mask, training):
-    """Like `layer.inner_loop`, each part of the steps being a region."""
+    """Like `layer.inner_loop`, each part of the steps being a region.
+
+    Where only a share is asked for, the steps that come last are in none.
+    """
     policy = policy if policy.keeps_something() else None
     run = functools.partial(
         run_region, policy=policy, name=f"steps of {layer.name}"
@@ -62,35 +65,66 @@ def run_in_parts(layer, policy, sequences, initial_state, mask, training):
     count = 1 if mask is not None or steps is None else round(math.sqrt(steps))
     if count < 2:
         return run(layer.inner_loop, (sequences, initial_state, mask, training))
-    scan = getattr(engine(), "scan_time", None)
+    loop = part_by_part
     # A step keeps several times its state, so more and shorter parts pay.
     even = nearest_divisor(steps, 2 * count)
-    if scan is not None and even > 1 and not layer.unroll:
-        return scan(
-            run,
-            lambda part, state: layer.inner_loop(part, state, None, training),
-            initial_state,
-            sequences,
-            even,
-            backwards=layer.go_backwards,
-            all_outputs=layer.return_sequences,
-        )
+    if hasattr(engine(), "scan_time") and even > 1 and not layer.unroll:
+        loop, count = in_a_scan, even
+    share = global_state.get_global_attribute("remat_share") or 1
+    chosen = math.ceil(share * count)
+    first, rest = divided(layer, sequences, round(chosen * steps / count))
+    last, outputs, state = loop(
+        layer, run, first, initial_state, chosen, training
+    )
+    if chosen == count:
+        return last, outputs, state
+    last, more, state = layer.inner_loop(rest, state, None, training)
+    return last, joined(layer, [outputs, more]), state
+
+
+def divided(layer, sequences, steps):
+    """The steps that the layer runs first, and the rest."""
+    if layer.go_backwards:
+        cut = tree.flatten(sequences)[0].shape[1] - steps
+        parts = (lambda x: x[:, cut:]), (lambda x: x[:, :cut])
+    else:
+        parts = (lambda x: x[:, :steps]), (lambda x: x[:, steps:])
+    return [tree.map_structure(part, sequences) for part in parts]
+
+
+def joined(layer, results):
+    """All steps, where the layer returns them; else what the last part gave."""
+    if not layer.return_sequences:
+        return results[-1]
+    return tree.map_structure(lambda *xs: ops.concatenate(xs, axis=1), *results)
+
+
+def in_a_scan(layer, run, sequences, state, count, training):
+    return engine().scan_time(
+        run,
+        lambda part, state: layer.inner_loop(part, state, None, training),
+        state,
+        sequences,
+        count,
+        backwards=layer.go_backwards,
+        all_outputs=layer.return_sequences,
+    )
+
+
+def part_by_part(layer, run, sequences, state, count, training):
+    steps = tree.flatten(sequences)[0].shape[1]
     borders = [round(i * steps / count) for i in range(count + 1)]
     parts = list(zip(borders, borders[1:]))
     if layer.go_backwards:
         parts.reverse()
-    state, results = initial_state, []
+    results = []
     for start, stop in parts:
         part = tree.map_structure(lambda x: x[:, start:stop], sequences)
         last, outputs, state = run(
             layer.inner_loop, (part, state, None, training)
         )
         results.append(outputs)
-    if layer.return_sequences:
-        outputs = tree.map_structure(
-            lambda *xs: ops.concatenate(xs, axis=1), *results
-        )
-    return last, outputs, state
+    return last, joined(layer, results), state
 
 
 MASKS = ("_dropout_mask", "_recurrent_dropout_mask")

@@ -16,6 +16,7 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import graph as remat_graph
 from keras.src.remat import measure
 from keras.src.remat import plan as remat_plan
+from keras.src.remat import ways
 from keras.src.remat.plan import show
 from keras.src.remat.planned import Segment
 from keras.src.utils import io_utils
@@ -53,7 +54,7 @@ def plan_rows(plan):
     kept = kept_by_node(plan.chain, plan.planned.segments)
     peak = max(1, plan.predicted_bytes)
     for s in plan.planned.segments:
-        number += s.remat or s.divided
+        number += s.remat or bool(s.divided)
         bytes_kept = int(kept[s.start : s.stop].sum())
         again = plan.chain.extra_flops((s,))
         rows.append(
@@ -72,7 +73,8 @@ def plan_rows(plan):
 
 def region_label(segment, number):
     if segment.divided:
-        return f"{number} (in parts)"
+        share = "" if segment.divided == 1 else f"{segment.divided:.0%} "
+        return f"{number} ({share}in parts)"
     if not segment.remat:
         return "-"
     inside = sum(s.remat for s in segment.inner)
@@ -151,7 +153,7 @@ def kept_by_node(chain, segments):
     """
     kept = np.zeros(chain.n, np.int64)
     for s in segments:
-        if s.divided and s.start in chain.ways:
+        if ways.chosen(chain, s):
             kept[s.start] += chain.span(s)["keep_plain"]
             continue
         leaves = (chain.producer >= s.start) & (chain.producer < s.stop)
@@ -234,7 +236,7 @@ def fields_of(plan, segments):
     bytes_of, regions = {}, {}
     number = 0
     for s in segments:
-        number += s.remat or s.divided
+        number += s.remat or bool(s.divided)
         for i in range(s.start, s.stop):
             for op in plan.nodes[i].path:  # a model has those of its layers
                 name = op.name

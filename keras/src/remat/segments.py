@@ -34,7 +34,7 @@ Args:
     reads: Ids of tensors that come from before.
     writes: Ids of tensors that are needed after.
     inner: Segments that this one runs as; empty for all nodes at once.
-    inherits: Whether the parts of its only node follow the policy.
+    inherits: Share of the parts of its only node that follow the policy.
     name: What error messages and tables call it.
     drops: For each node, ids of the tensors that nothing reads after it.
     graph: The graph of the only node, a model, if a plan divides it; else

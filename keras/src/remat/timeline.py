@@ -6,6 +6,8 @@ this writes the moments out one by one, for plots and as a check on it.
 
 import numpy as np
 
+from keras.src.remat import ways
+
 
 def timeline(chain, segments):
     """List of `(label, bytes)` over forward and backward."""
@@ -20,7 +22,7 @@ def _loss(chain, segments):
     start = last.start
     if last.remat:
         kept += chain.span(last)["keep"]
-    elif _way(chain, last):
+    elif ways.chosen(chain, last):
         kept += chain.span(last)["keep_plain"]
     else:
         kept += chain.held_from(start, chain.unsaved_size)[-1]
@@ -40,12 +42,8 @@ def _forward(chain, label, segments, base):
     return moments
 
 
-def _way(chain, segment):
-    return chain.ways.get(segment.start) if segment.divided else None
-
-
 def _held_forward(chain, segment):
-    way = _way(chain, segment)
+    way = ways.chosen(chain, segment)
     if way:
         return np.array([way.saved + way.scratch])
     start, nodes = segment.start, slice(segment.start, segment.stop)
@@ -60,7 +58,7 @@ def _held_forward(chain, segment):
 
 
 def _waiting(chain, segment):
-    if _way(chain, segment):
+    if ways.chosen(chain, segment):
         return 0
     before = chain.waiting_before
     return before[segment.stop] - before[segment.start]
@@ -108,7 +106,7 @@ def _held_backward(chain, segment, in_region):
     nodes = slice(start, stop)
     copies = chain.copies_before[start + 1 : stop + 1]
     held = chain.passing[nodes] + chain.grads_after[nodes] + copies
-    way = _way(chain, segment)
+    way = ways.chosen(chain, segment)
     if way:
         return held + way.saved + way.scratch
     saved = _saved(chain, segment)

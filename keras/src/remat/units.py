@@ -294,5 +294,5 @@ def run_by_themselves(nodes, start, every):
         divided = can_divide(node)
         if divided and is_recurrent(node):
             divided, count = count % every == 0, count + 1
-        found.append(Segment(i, i + 1, False, (), divided))
+        found.append(Segment(i, i + 1, False, (), float(divided)))
     return found

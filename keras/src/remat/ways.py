@@ -6,12 +6,17 @@ each of which is a region: blocks, or steps in time. A *way* says what the
 unit costs then. Its numbers come from a trace of the call with its regions
 (`NodeCost.divided`), so they follow what the engine really keeps.
 
+All parts may be regions, or a share of them: of the steps in time the first
+ones, of blocks evenly spread ones. That is less arithmetic, and more memory.
+
 A divided unit is a segment of its own, and in no region.
 """
 
 import collections
 
 import numpy as np
+
+from keras.src.remat.units import is_recurrent
 
 Way = collections.namedtuple("Way", ["saved", "scratch", "flops"])
 Way.__doc__ = """A unit whose parts run again, in place of a plain unit.
@@ -23,39 +28,63 @@ Args:
 """
 
 
-def ways_of(kept, costs):
+SHARES = (1.0, 0.75, 0.5, 0.25)
+
+
+def shares_to_trace(node):
+    """Steps in time are all alike, so one trace says what a share costs."""
+    return SHARES[:1] if is_recurrent(node) else SHARES
+
+
+def ways_of(kept, costs, ordered=True):
     """The ways of the nodes of a chain.
 
     Args:
-        kept: A `Kept`, see `profile.py`.
+        kept: A `Kept`, see `profile_kept.py`.
         costs: List of `NodeCost`.
+        ordered: Whether the engine runs plain parts in a fixed order. Defaults
+            to `True`.
 
     Returns:
-        Dict from the index of a node to its `Way`.
+        Dict from the index of a node to a dict from a share to a `Way`.
     """
     saved = kept.by_node()
     return {
-        i: way_of(kept, i, saved[i], cost)
+        i: {s: way_of(kept, i, saved[i], cost, s, ordered) for s in SHARES}
         for i, cost in enumerate(costs)
-        if cost.divided is not None
+        if cost.divided
     }
 
 
-def way_of(kept, i, saved, cost):
-    node, divided = kept.nodes[i], cost.divided
+def way_of(kept, i, saved, cost, share, ordered):
+    node = kept.nodes[i]
+    divided = cost.divided.get(share, cost.divided[1.0])
+    rest = 0 if share in cost.divided else 1 - share
     reads = [node.input_tensors[k] for k in divided.saves_inputs]
     makes = [node.outputs[k] for k in divided.saves_outputs]
     keys = {kept.root(x) for x in (*reads, *makes)}
     # What nobody keeps in a plain run counts here, whoever makes it.
     new = [k for k in keys if k in kept.made and k not in kept.saved]
-    saved += divided.saved_internal - cost.saved_internal
-    saved += sum(kept.made[key][1] for key in new)
-    return Way(max(0, saved), divided.scratch, cost.flops)
+    less = cost.saved_internal - divided.saved_internal
+    saved += sum(kept.made[key][1] for key in new) - int((1 - rest) * less)
+    # The plain rest needs its own, and twice where it may overlap with others.
+    beside = int(rest * cost.scratch) * (1 if ordered else 2)
+    scratch = divided.scratch + beside
+    return Way(max(0, saved), scratch, int(share * cost.flops))
 
 
-def span_of(chain, node):
+def chosen(chain, segment):
+    """The `Way` of a segment, or `None` if it is not divided."""
+    return chain.ways.get(segment.start, {}).get(segment.divided)
+
+
+def shares(chain):
+    return sorted(set().union(*chain.ways.values()), reverse=True)
+
+
+def span_of(chain, node, way):
     """What `Chain.span` says of a plain segment, for a divided node."""
-    way, stop = chain.ways[node], node + 1
+    stop = node + 1
     held = chain.held_from(node, chain.unsaved_size)[1]
     keep = way.saved + int(held)
     weights = chain.grads_after[node] + chain.copies_before[stop]

@@ -21,7 +21,10 @@ def random_ways(chain, rng):
     """A chain some of whose nodes can be divided."""
     for i in range(chain.n):
         if rng.random() < 0.5:
-            chain.ways[i] = Way(*(rng.randint(0, 6) for _ in range(3)))
+            chain.ways[i] = {
+                share: Way(*(rng.randint(0, 6) for _ in range(3)))
+                for share in rng.choice([[1.0], [1.0, 0.5]])
+            }
     return chain
 
 
@@ -31,7 +34,7 @@ def plans_with_ways(chain):
         for s in plan:
             kinds = [s]
             if not s.remat and s.stop == s.start + 1 and s.start in chain.ways:
-                kinds.append(s._replace(divided=True))
+                kinds += [s._replace(divided=w) for w in chain.ways[s.start]]
             choices = [(*c, k) for c in choices for k in kinds]
         yield from choices
 
@@ -78,14 +81,14 @@ class PlannerWithWaysTest(testing.TestCase):
     def test_a_long_chain_has_cuts_around_what_can_be_divided(self):
         chain = uniform(1500)
         chain.saved_before[702:] += 1_000_000
-        chain.ways[701] = Way(10, 10, 5)
+        chain.ways[701] = {1.0: Way(10, 10, 5)}
         for levels in (1, 2):
             plan = planner.least_peak(chain, levels)
             self.assertLess(plan.peak, 10_000)
-            self.assertIn(Segment(701, 702, False, (), True), plan.segments)
+            self.assertIn(Segment(701, 702, False, (), 1.0), plan.segments)
 
     def test_config(self):
-        segments = Segment(0, 3, True), Segment(3, 4, False, (), True)
+        segments = Segment(0, 3, True), Segment(3, 4, False, (), 1.0)
         plan = Plan(segments, 5, 6, 1)
         self.assertEqual(Plan.from_config(plan.get_config()), plan)
         # As written before there were divided units.

@@ -24,6 +24,7 @@ SURROUNDINGS = (
     "remat_marks",
     "remat_units",
     "remat_scope_stack",
+    "remat_share",
     "remat_time",
     "torch_device",
 )

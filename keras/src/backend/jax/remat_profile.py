@@ -32,6 +32,7 @@ NO_ARITHMETIC = SAME_BUFFER.union(
     "broadcast_in_dim concatenate convert_element_type dynamic_slice "
     "dynamic_update_slice gather iota pad rev slice split transpose".split()
 )
+REGIONS = ("checkpoint", "remat", "remat2")
 # What XLA does not fuse into the operation that reads it.
 COSTLY = tuple(
     "arg cum dynamic_update_slice fft gather reduce scatter select_and sort "
@@ -217,10 +218,11 @@ def made(jaxpr, n_outputs):
     return values, ends[n_outputs:], ends[:n_outputs]
 
 
-def peak(jaxpr, ignored):
+def peak(jaxpr, ignored, again=False):
     """Most bytes at once of what equations make, in order.
 
-    Cheap operations run in the loop of their reader, as XLA fuses them.
+    Cheap operations run in the loop of their reader, as XLA fuses them. Where
+    a region runs `again`, what its backward pass reads too is there in full.
     """
     roots, last, readers = shared_buffers(jaxpr), {}, {}
     for i, eqn in enumerate(jaxpr.eqns):
@@ -228,6 +230,12 @@ def peak(jaxpr, ignored):
             last[roots.get(v, v)] = i
             readers.setdefault(roots.get(v, v), []).append(eqn)
     ends = {roots.get(v, v) for v in jaxpr.outvars if is_var(v)}
+    for eqn in reversed(jaxpr.eqns if again else ()):
+        if is_cheap(eqn):  # What it reads is there until it is read itself.
+            outs = [roots.get(v, v) for v in eqn.outvars]
+            until = max((last.get(v, 0) for v in outs), default=0)
+            for v in filter(is_var, eqn.invars):
+                last[roots.get(v, v)] = max(last[roots.get(v, v)], until)
     live = most = 0
     dying = {}
     for i, eqn in enumerate(jaxpr.eqns):
@@ -236,25 +244,24 @@ def peak(jaxpr, ignored):
             if (
                 v in roots
                 or v in ignored
-                or (not stays and fused(eqn, readers.get(v, ())))
+                or (not stays and fused(eqn, readers.get(v, ()), again))
             ):
                 continue
             live += size(v)
             until = len(jaxpr.eqns) if stays else last.get(v, i)
             dying.setdefault(until, []).append(size(v))
-        inside = (
-            0
-            if is_cheap(eqn)
-            else max(
-                (peak(j, j.outvars) for j in jaxprs_in(eqn.params)), default=0
-            )
-        )
+        inside, region = 0, again or eqn.primitive.name in REGIONS
+        if region or not is_cheap(eqn):
+            inner = jaxprs_in(eqn.params)
+            inside = max((peak(j, j.outvars, region) for j in inner), default=0)
         most = max(most, live + inside)
         live -= sum(dying.pop(i, ()))
     return most
 
 
-def fused(eqn, readers):
+def fused(eqn, readers, again):
+    if again and len(readers) > 1:
+        return False
     return is_cheap(eqn) and all(
         is_cheap(r) or r.primitive.name.startswith("reduce_") for r in readers
     )
