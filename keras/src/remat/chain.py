@@ -23,8 +23,8 @@ The model of memory, in bytes, at every moment:
 Weights, optimizer slots and graph inputs are there whatever the plan is, so
 they are not counted: take them off the budget. A gradient stays from the
 backward run of its node to the end, unless the engine updates the weight at
-once. Copies that an engine makes of weights, in another layout, are there from
-the start to the backward run of their node.
+once. What a compiled step holds beyond residuals (copies of weights in another
+layout, less what it makes again by itself: `beyond`) is there as they are.
 
 Every moment of a segment is "kept before it" plus a number that depends on
 the segment alone (`need`). All algorithms of `planner.py` rest on that.
@@ -65,7 +65,8 @@ class Chain:
         grads: Bytes of weight gradients of each node. Defaults to zeros.
         scratch: Bytes each node needs only while it, or its backward, runs,
             its outputs and their cotangents included. Defaults to zeros.
-        copies: Bytes of copies of the weights of each node. Defaults to zeros.
+        beyond: Bytes that the engine holds with the residuals of each node;
+            negative where it holds less. Defaults to zeros.
         loss: Bytes that the loss and its gradient need between the forward
             and the backward run. Defaults to `0`.
         waits: Whether cotangents of plain parts may all wait for their weight
@@ -87,7 +88,7 @@ class Chain:
         flops,
         grads=None,
         scratch=None,
-        copies=None,
+        beyond=None,
         loss=0,
         waits=False,
         keeping=None,
@@ -99,7 +100,7 @@ class Chain:
             "flops": flops,
             "grads": grads,
             "scratch": scratch,
-            "copies": copies,
+            "beyond": beyond,
         }
         for name, numbers in fields.items():
             if numbers is not None and len(numbers) != n:
@@ -112,11 +113,12 @@ class Chain:
         self.scratch = np.asarray(zeros if scratch is None else scratch)
         self.scratch = self.scratch.astype(np.int64)
         self.saved_before = _prefix(saved)
+        self.held_before = self.saved_before
+        if beyond is not None:
+            self.held_before = self.saved_before + _prefix(beyond)
         self.flops_before = _prefix(self.flops)
         made = _prefix(zeros if grads is None else grads)
         self.grads_after = made[-1] - made  # Made once the backward is at i.
-        self.copies_before = _prefix(zeros if copies is None else copies)
-        self.copies = int(self.copies_before[-1])
         self.loss = int(loss)
         self.waits = waits
         self.kept_stays = kept_stays
@@ -153,7 +155,7 @@ class Chain:
         np.add.at(made, self.producer, self.size * self.waits)
         self.waiting_before = _prefix(made)
         # What is there when the backward arrives at a cut.
-        self.arriving = self.grads_after + self.copies_before + self.crossing
+        self.arriving = self.grads_after + self.crossing
 
     def held_from(self, start, size):
         """Bytes of values made in `[start, i)`, used at `i` or later.
@@ -189,7 +191,7 @@ class Chain:
             stops = np.arange(start + 1, self.n + 1)
         ends, runs = stops - start, slice(start, self.n)
         scratch = self.scratch[runs]
-        saved = self.saved_before[start:] - self.saved_before[start]
+        saved = self.held_before[start:] - self.held_before[start]
         held = self.held_from(start, self.size)
         held_unsaved = self.held_from(start, self.unsaved_size)
         # What the policy keeps: so far, and in all.
@@ -207,19 +209,17 @@ class Chain:
         giving = np.maximum(run, giving + by_policy.at_end[stops])
         stays = kept * self.kept_stays
         giving = np.maximum(giving, run + stays)
-        weights = self.grads_after[:-1] + self.copies_before[1:]
-        back = worst(saved[1:] + self.passing[runs] + weights[runs] + scratch)
+        back = saved[1:] + self.passing[runs] + self.grads_after[start:-1]
+        back = worst(back + scratch)
         at_once = saved[ends] + self.grads_after[start] + worst(scratch)
-        at_once += self.copies_before[stops]
         unit = np.maximum(back, at_once + self.crossing[stops]) + stays
         again = np.maximum(unit, giving + self.arriving[stops])
         forward = worst(held[:-1] + so_far + scratch)
         keep, keep_plain = held[ends] + kept, saved[ends] + held_unsaved[ends]
         ends_all = (stops == self.n) & (self.loss > 0)
         first = np.maximum(forward, np.where(ends_all, keep + self.loss, 0))
-        first += self.copies
         plain = np.where(ends_all, keep_plain + self.loss, 0)
-        plain = np.maximum(np.maximum(run, plain) + self.copies, back)
+        plain = np.maximum(np.maximum(run, plain), back)
         waiting = self.waiting_before[stops] - self.waiting_before[start]
         return {
             "keep": keep,

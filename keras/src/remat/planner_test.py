@@ -200,17 +200,20 @@ class PlannerTest(testing.TestCase):
             ],
         )
 
-    def test_copies_of_weights_wait_for_their_backward_run(self):
-        chain = Chain([0, 0], [(0, 1, [1])], [1, 1], copies=[4, 8])
+    def test_what_an_engine_holds_beyond_residuals_stays_with_them(self):
+        chain = Chain([2, 2], [(0, 1, [1], False)], [1, 1], beyond=[4, -1])
         self.assertEqual(
             chain.timeline((Segment(0, 2, False),)),
             [
-                ("forward 0", 4 + 8),
-                ("forward 1", 4 + 8 + 1 - 1),
-                ("backward 1", 4 + 8),
-                ("backward 0", 4),
+                ("forward 0", 6),
+                ("forward 1", 6 + 1 + 1),
+                ("backward 1", 6 + 1),
+                ("backward 0", 6),
             ],
         )
+        region = chain.timeline((Segment(0, 1, True), Segment(1, 2, False)))
+        self.assertEqual(region[0], ("forward 0", 0))
+        self.assertEqual(region[-1], ("backward 0", 6 + 1))
 
     @parameterized.named_parameters(
         ("random", random_chain(40, random.Random(1))),

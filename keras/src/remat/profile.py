@@ -216,7 +216,9 @@ def graph_cost(graph, specs, order, training, unprofiled):
         scratch=max((c.scratch for c in costs), default=0),
         kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
         profiled=all(c.profiled for c in costs),
-        copies=sum(c.copies for c in costs),
+        beyond=sum(c.beyond for c in costs),
+        late=sum(c.late for c in costs),
+        constants=sum(c.constants for c in costs),
         made=sum((c.made for c in costs), ()),
     )
     return cost, [flow.specs[id(x)] for x in graph.outputs]
@@ -244,19 +246,21 @@ def chain_of(
     kept = Kept(function, nodes, costs)
     at_once = engine().UPDATES_AT_ONCE
     results = sum(kept.size(x) for x in function.outputs) if has_loss else 0
+    loss = results * engine().LOSS_COPIES
+    always = sum(c.constants for c in costs)
     chain = Chain(
         kept.by_node(),
         kept.values(),
         [c.flops for c in costs],
-        None if at_once else kept.grads(),
-        [c.scratch for c in costs],
-        [c.copies for c in costs],
-        results * engine().LOSS_COPIES,
+        [c.late for c in costs] if at_once else kept.grads(),
+        [c.scratch + always for c in costs],
+        [c.beyond for c in costs],
+        loss and loss + always,
         not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
         choices(costs) if chooses else None,
         engine().KEPT_STAYS,
     )
     ordered = engine().ORDERS_PLAIN_PARTS
-    chain.ways = ways.ways_of(kept, costs, ordered)
+    chain.ways = ways.ways_of(kept, costs, ordered, always)
     return chain

@@ -30,11 +30,13 @@ NodeCost = collections.namedtuple(
         "scratch",
         "kept_by_matmuls",
         "profiled",
-        "copies",
+        "beyond",
+        "late",
+        "constants",
         "made",
         "divided",
     ],
-    defaults=[0, (), None],
+    defaults=[0, 0, 0, (), None],
 )
 NodeCost.__doc__ = """What one operation costs in training, in bytes.
 
@@ -51,7 +53,11 @@ Args:
     scratch: Estimate of what is there only while it, or its backward, runs.
     kept_by_matmuls: Size of the results of matrix products and convolutions.
     profiled: Whether the engine traced it; if not, all is an estimate.
-    copies: Size of copies of its weights that the engine makes ahead.
+    beyond: What the engine holds with its residuals, such as copies of its
+        weights; negative where it makes some of them again by itself.
+    late: Size of its weights that are not updated as soon as their gradient
+        is there, where others are.
+    constants: Size of what the engine makes for it ahead of the step.
     made: Tuple of `Trace`: what a policy may keep.
     divided: Dict from the share of its own parts that are regions to the
         `NodeCost` that it then has, or `None`.
@@ -192,7 +198,9 @@ def cost_of(found, specs, n_outputs, grads):
         scratch=int(found["scratch"]),
         kept_by_matmuls=found["matmuls"],
         profiled=True,
-        copies=found.get("copies", 0),
+        beyond=found.get("beyond", 0),
+        late=found.get("late", 0),
+        constants=found.get("constants", 0),
         made=traces_of(found),
     )
 

@@ -11,7 +11,7 @@ from keras.src.remat import ways
 
 def timeline(chain, segments):
     """List of `(label, bytes)` over forward and backward."""
-    forward = _forward(chain, "forward", segments, chain.copies)
+    forward = _forward(chain, "forward", segments, 0)
     return forward + _loss(chain, segments) + _backward(chain, segments, 0)
 
 
@@ -26,9 +26,9 @@ def _loss(chain, segments):
         kept += chain.span(last)["keep_plain"]
     else:
         kept += chain.held_from(start, chain.unsaved_size)[-1]
-        kept += chain.saved_before[-1] - chain.saved_before[start]
+        kept += chain.held_before[-1] - chain.held_before[start]
         kept += _waiting(chain, last)
-    return [("loss", int(kept + chain.loss + chain.copies))]
+    return [("loss", int(kept + chain.loss))]
 
 
 def _forward(chain, label, segments, base):
@@ -65,8 +65,8 @@ def _waiting(chain, segment):
 
 
 def _saved(chain, segment):
-    upto = chain.saved_before[segment.start + 1 : segment.stop + 1]
-    return upto - chain.saved_before[segment.start]
+    upto = chain.held_before[segment.start + 1 : segment.stop + 1]
+    return upto - chain.held_before[segment.start]
 
 
 def _backward(chain, segments, base, in_region=False):
@@ -104,14 +104,13 @@ def _stays(chain, segment):
 def _held_backward(chain, segment, in_region):
     start, stop = segment.start, segment.stop
     nodes = slice(start, stop)
-    copies = chain.copies_before[start + 1 : stop + 1]
-    held = chain.passing[nodes] + chain.grads_after[nodes] + copies
+    held = chain.passing[nodes] + chain.grads_after[nodes]
     way = ways.chosen(chain, segment)
     if way:
         return held + way.saved + way.scratch
     saved = _saved(chain, segment)
     held = held + saved
     if in_region:  # In one piece: nothing is freed before its end.
-        end = chain.grads_after[start] + chain.crossing[stop] + copies[-1]
+        end = chain.grads_after[start] + chain.crossing[stop]
         held = np.maximum(held, saved[-1] + end) + _stays(chain, segment)
     return held + chain.scratch[nodes]

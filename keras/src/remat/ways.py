@@ -36,7 +36,7 @@ def shares_to_trace(node):
     return SHARES[:1] if is_recurrent(node) else SHARES
 
 
-def ways_of(kept, costs, ordered=True):
+def ways_of(kept, costs, ordered=True, always=0):
     """The ways of the nodes of a chain.
 
     Args:
@@ -44,19 +44,23 @@ def ways_of(kept, costs, ordered=True):
         costs: List of `NodeCost`.
         ordered: Whether the engine runs plain parts in a fixed order. Defaults
             to `True`.
+        always: Bytes that are there at every moment. Defaults to `0`.
 
     Returns:
         Dict from the index of a node to a dict from a share to a `Way`.
     """
     saved = kept.by_node()
     return {
-        i: {s: way_of(kept, i, saved[i], cost, s, ordered) for s in SHARES}
+        i: {
+            s: way_of(kept, i, saved[i] + cost.beyond, cost, s, ordered, always)
+            for s in SHARES
+        }
         for i, cost in enumerate(costs)
         if cost.divided
     }
 
 
-def way_of(kept, i, saved, cost, share, ordered):
+def way_of(kept, i, saved, cost, share, ordered, always):
     node = kept.nodes[i]
     divided = cost.divided.get(share, cost.divided[1.0])
     rest = 0 if share in cost.divided else 1 - share
@@ -66,10 +70,11 @@ def way_of(kept, i, saved, cost, share, ordered):
     # What nobody keeps in a plain run counts here, whoever makes it.
     new = [k for k in keys if k in kept.made and k not in kept.saved]
     less = cost.saved_internal - divided.saved_internal
+    less += cost.beyond - divided.beyond
     saved += sum(kept.made[key][1] for key in new) - int((1 - rest) * less)
     # The plain rest needs its own, and twice where it may overlap with others.
     beside = int(rest * cost.scratch) * (1 if ordered else 2)
-    scratch = divided.scratch + beside
+    scratch = divided.scratch + beside + always
     return Way(max(0, saved), scratch, int(share * cost.flops))
 
 
@@ -87,12 +92,12 @@ def span_of(chain, node, way):
     stop = node + 1
     held = chain.held_from(node, chain.unsaved_size)[1]
     keep = way.saved + int(held)
-    weights = chain.grads_after[node] + chain.copies_before[stop]
-    back = way.saved + chain.passing[node] + weights + way.scratch
+    back = way.saved + chain.passing[node] + chain.grads_after[node]
+    back += way.scratch
     first = way.saved + way.scratch
     if stop == chain.n and chain.loss:
         first = max(first, keep + chain.loss)
-    need = max(first + chain.copies, int(back))
+    need = max(first, int(back))
     return {"keep_plain": keep, "plain": need}
 
 

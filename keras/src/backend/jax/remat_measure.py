@@ -10,7 +10,7 @@ import jax
 
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.jax import remat
-from keras.src.backend.jax.remat_profile import shared_buffers
+from keras.src.backend.jax.remat_compiled import shared_buffers
 from keras.src.backend.jax.remat_values import OUTSIDE
 from keras.src.backend.jax.remat_values import Program
 from keras.src.backend.jax.remat_values import is_var

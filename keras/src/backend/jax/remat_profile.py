@@ -11,6 +11,12 @@ import jax
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
+from keras.src.backend.jax.remat_compiled import MATMULS
+from keras.src.backend.jax.remat_compiled import beyond_residuals
+from keras.src.backend.jax.remat_compiled import constants
+from keras.src.backend.jax.remat_compiled import layouts
+from keras.src.backend.jax.remat_compiled import peak
+from keras.src.backend.jax.remat_compiled import shared_buffers
 from keras.src.backend.jax.remat_values import SAME_BUFFER
 from keras.src.backend.jax.remat_values import Program
 from keras.src.backend.jax.remat_values import is_var
@@ -26,17 +32,10 @@ ORDERS_PLAIN_PARTS = True
 KEPT_STAYS = True
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 2
-MATMULS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 # Reading and writing memory, without arithmetic.
 NO_ARITHMETIC = SAME_BUFFER.union(
     "broadcast_in_dim concatenate convert_element_type dynamic_slice "
     "dynamic_update_slice gather iota pad rev slice split transpose".split()
-)
-REGIONS = ("checkpoint", "remat", "remat2")
-# What XLA does not fuse into the operation that reads it.
-COSTLY = tuple(
-    "arg cum dynamic_update_slice fft gather reduce scatter select_and sort "
-    "while".split()
 )
 
 
@@ -56,7 +55,9 @@ def trace(call, inputs, variables):
         `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
         of matrix products and convolutions. `scratch`: bytes that are there
         only while the forward or the backward pass runs, gradients among
-        them. `copies`: bytes of copies of weights made ahead.
+        them. `beyond`: bytes that are held with the residuals, or less of
+        them. `late`: bytes of weights that are updated at the end.
+        `constants`: bytes that are there during all of a step.
     """
     specs = [jax.ShapeDtypeStruct(s, d) for s, d, _ in inputs]
     specs += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
@@ -82,36 +83,27 @@ def trace(call, inputs, variables):
 
     function = run if any(wanted) else lambda *values: (forward(*values), ())
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
-    found, kept = describe(closed.jaxpr, len(inputs), len(shapes[0]))
-    forward_peak = peak(closed.jaxpr, kept)
-    found["scratch"] = max(forward_peak, backward_peak(*shapes))
-    found["copies"] = copies(closed.jaxpr, variables)
+    found, kept, internal = describe(closed.jaxpr, len(inputs), len(shapes[0]))
+    found["scratch"] = peak(closed.jaxpr, kept)
+    found["beyond"], found["late"] = layouts(closed.jaxpr, variables)
     found["made"] = made(closed.jaxpr, len(shapes[0]))
+    if any(wanted):
+        backward, given = backward_of(*shapes)
+        back = given + peak(backward, ())
+        found["scratch"] = max(found["scratch"], back)
+        found["constants"] = constants(backward)
+        found["beyond"] += beyond_residuals(
+            closed.jaxpr,
+            backward,
+            internal,
+            closed.jaxpr.invars[len(inputs) :],
+            len(shapes[0]),
+        )
     return found
 
 
-def copies(jaxpr, variables):
-    """Bytes of kernels of convolutions, which XLA:CPU lays out anew."""
-    if jax.default_backend() != "cpu" or not convolves(jaxpr):
-        return 0
-    kernels = [v for v in variables if v.trainable and len(v.shape) > 2]
-    return sum(
-        math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize for v in kernels
-    )
-
-
-def convolves(jaxpr):
-    return any(
-        eqn.primitive.name == "conv_general_dilated"
-        or any(convolves(j) for j in jaxprs_in(eqn.params))
-        for eqn in jaxpr.eqns
-    )
-
-
-def backward_peak(outputs, backward):
-    """Bytes at once in the backward pass, beyond residuals."""
-    if not backward:
-        return 0
+def backward_of(outputs, backward):
+    """The jaxpr of the backward pass, and bytes of what arrives there."""
     arriving = [
         jax.ShapeDtypeStruct(y.shape, jax.dtypes.float0)
         if not jax.numpy.issubdtype(y.dtype, jax.numpy.inexact)
@@ -120,7 +112,7 @@ def backward_peak(outputs, backward):
     ]
     jaxpr = jax.make_jaxpr(lambda f, y: f(y))(backward, arriving).jaxpr
     given = sum(map(size, jaxpr.invars[len(jaxpr.invars) - len(arriving) :]))
-    return given + peak(jaxpr, ())
+    return jaxpr, given
 
 
 def describe(jaxpr, n_inputs, n_outputs):
@@ -130,7 +122,7 @@ def describe(jaxpr, n_inputs, n_outputs):
     kept.update(v for v in root[n_outputs:] if is_var(v))
     arguments = list(jaxpr.invars[:n_inputs])
     ours = {v for v in root[:n_outputs] if is_var(v)}
-    outside = {*jaxpr.invars, *jaxpr.constvars, *ours}
+    internal = kept - {*jaxpr.invars, *jaxpr.constvars, *ours}
     found = {
         "outputs": [
             (v.aval.shape, standardize_dtype(v.aval.dtype), size(v))
@@ -144,39 +136,10 @@ def describe(jaxpr, n_inputs, n_outputs):
         "saved_outputs": [
             i for i, v in enumerate(root[:n_outputs]) if is_var(v) and v in kept
         ],
-        "internal": sum(size(v) for v in kept if v not in outside),
+        "internal": sum(map(size, internal)),
         **arithmetic(jaxpr),
     }
-    return found, kept
-
-
-def shared_buffers(jaxpr):
-    """Maps variables to the ones whose buffer they are."""
-    roots = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in SAME_BUFFER:
-            pairs = zip(eqn.outvars, eqn.invars)
-        elif eqn.primitive.name == "convert_element_type":
-            same = eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
-            pairs = zip(eqn.outvars, eqn.invars) if same else ()
-        elif eqn.primitive.name in ("jit", "pjit", "closed_call"):
-            pairs = through_call(eqn)
-        else:
-            continue
-        for out, source in pairs:
-            if is_var(source):
-                roots[out] = roots.get(source, source)
-    return roots
-
-
-def through_call(eqn):
-    inner = next(jaxprs_in(eqn.params))
-    roots, seen = shared_buffers(inner), dict(zip(inner.invars, eqn.invars))
-    pairs = []
-    for out, v in zip(eqn.outvars, inner.outvars):
-        if is_var(v):
-            pairs.append((out, seen.setdefault(roots.get(v, v), out)))
-    return pairs
+    return found, kept, internal
 
 
 def arithmetic(jaxpr):
@@ -216,66 +179,6 @@ def made(jaxpr, n_outputs):
     ]
     ends = [number(program.place, v) for v in jaxpr.outvars]
     return values, ends[n_outputs:], ends[:n_outputs]
-
-
-def peak(jaxpr, ignored, again=False):
-    """Most bytes at once of what equations make, in order.
-
-    Cheap operations run in the loop of their reader, as XLA fuses them. Where
-    a region runs `again`, what its backward pass reads too is there in full.
-    """
-    roots, last, readers = shared_buffers(jaxpr), {}, {}
-    for i, eqn in enumerate(jaxpr.eqns):
-        for v in filter(is_var, eqn.invars):
-            last[roots.get(v, v)] = i
-            readers.setdefault(roots.get(v, v), []).append(eqn)
-    ends = {roots.get(v, v) for v in jaxpr.outvars if is_var(v)}
-    for eqn in reversed(jaxpr.eqns if again else ()):
-        if is_cheap(eqn):  # What it reads is there until it is read itself.
-            outs = [roots.get(v, v) for v in eqn.outvars]
-            until = max((last.get(v, 0) for v in outs), default=0)
-            for v in filter(is_var, eqn.invars):
-                last[roots.get(v, v)] = max(last[roots.get(v, v)], until)
-    live = most = 0
-    dying = {}
-    for i, eqn in enumerate(jaxpr.eqns):
-        for v in eqn.outvars:
-            stays = v in ends
-            if (
-                v in roots
-                or v in ignored
-                or (not stays and fused(eqn, readers.get(v, ()), again))
-            ):
-                continue
-            live += size(v)
-            until = len(jaxpr.eqns) if stays else last.get(v, i)
-            dying.setdefault(until, []).append(size(v))
-        inside, region = 0, again or eqn.primitive.name in REGIONS
-        if region or not is_cheap(eqn):
-            inner = jaxprs_in(eqn.params)
-            inside = max((peak(j, j.outvars, region) for j in inner), default=0)
-        most = max(most, live + inside)
-        live -= sum(dying.pop(i, ()))
-    return most
-
-
-def fused(eqn, readers, again):
-    if again and len(readers) > 1:
-        return False
-    return is_cheap(eqn) and all(
-        is_cheap(r) or r.primitive.name.startswith("reduce_") for r in readers
-    )
-
-
-def is_cheap(eqn):
-    """Whether an equation computes each element from few others."""
-    inner = list(jaxprs_in(eqn.params))
-    if inner:
-        return eqn.primitive.name != "scan" and all(
-            is_cheap(e) for j in inner for e in j.eqns
-        )
-    name = eqn.primitive.name
-    return name not in MATMULS and not name.startswith(COSTLY)
 
 
 def flops(eqn):
