@@ -12,11 +12,11 @@ import jax
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.jax.remat_compiled import MATMULS
-from keras.src.backend.jax.remat_compiled import beyond_residuals
 from keras.src.backend.jax.remat_compiled import constants
 from keras.src.backend.jax.remat_compiled import layouts
 from keras.src.backend.jax.remat_compiled import peak
 from keras.src.backend.jax.remat_compiled import shared_buffers
+from keras.src.backend.jax.remat_fused import beyond_residuals
 from keras.src.backend.jax.remat_values import SAME_BUFFER
 from keras.src.backend.jax.remat_values import Program
 from keras.src.backend.jax.remat_values import is_var

@@ -9,7 +9,7 @@ from keras.src import models
 from keras.src import testing
 
 
-def temporary_bytes(remat):
+def step_bytes(model, x, y):
     """What the compiled step of `fit` itself needs beside its arguments."""
     from keras.src.backend.jax import trainer
 
@@ -26,14 +26,18 @@ def temporary_bytes(remat):
 
         return call
 
+    model.compile(optimizer="sgd", loss="mse", jit_compile=True)
+    with mock.patch.object(trainer, "jit", measuring_jit):
+        model.fit(x, y, batch_size=len(x), epochs=1, verbose=0)
+    return found[0]
+
+
+def temporary_bytes(remat):
     parts = [layers.Dense(64, activation="gelu") for _ in range(16)]
     model = models.Sequential([layers.Input((64,)), *parts])
     model.remat = remat
-    model.compile(optimizer="sgd", loss="mse", jit_compile=True)
     data = np.zeros((2048, 64), "float32")
-    with mock.patch.object(trainer, "jit", measuring_jit):
-        model.fit(data, data, batch_size=2048, epochs=1, verbose=0)
-    return found[0]
+    return step_bytes(model, data, data)
 
 
 @pytest.mark.skipif(

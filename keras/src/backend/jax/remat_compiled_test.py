@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+import keras
+from keras.src import backend
+from keras.src import layers
+from keras.src import testing
+from keras.src.backend.jax.remat_trainer_test import step_bytes
+from keras.src.remat import profile
+from keras.src.remat.units import Units
+
+FLOAT = 4
+REASON = "the rules are those of XLA"
+
+
+def cost_of(layer, *shape):
+    """The `NodeCost` of a layer called on a tensor of this shape."""
+    inputs = keras.Input(batch_shape=shape)
+    # What comes before is differentiable, so its gradient is wanted.
+    hidden = layers.Rescaling(2.0)(layers.Dense(shape[-1])(inputs))
+    model = keras.Model(inputs, layer(hidden))
+    units = Units(model)
+    costs = profile.node_costs(units, units.nodes, model.inputs)
+    return costs[-1]
+
+
+def conv_net(pool):
+    """Convolutions with normalization, as in residual networks."""
+    inputs = hidden = keras.Input((32, 32, 4))
+    for i in range(8):
+        new = layers.Conv2D(16, 3, padding="same", name=f"conv_{i}")(hidden)
+        new = layers.BatchNormalization(name=f"norm_{i}")(new)
+        hidden = layers.Activation("relu", name=f"relu_{i}")(new)
+        if i == 0 and pool:
+            hidden = layers.MaxPooling2D(2)(hidden)
+    outputs = layers.GlobalAveragePooling2D()(hidden)
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.skipif(backend.backend() != "jax", reason=REASON)
+class ResidualsTest(testing.TestCase):
+    def test_a_centred_input_is_made_again(self):
+        cost = cost_of(layers.BatchNormalization(), 8, 4, 4, 16)
+        size = 8 * 4 * 4 * 16 * FLOAT
+        self.assertGreaterEqual(cost.saved_internal, size)
+        self.assertLess(cost.saved_internal + cost.beyond, 0.1 * size)
+
+    def test_zeros_are_not_kept(self):
+        cost = cost_of(layers.Activation("relu"), 8, 16)
+        self.assertEqual(cost.saved_internal, 8 * 16 * (FLOAT + 1))
+        self.assertEqual(cost.saved_internal + cost.beyond, 8 * 16)
+
+    def test_a_mask_gives_way_to_what_it_is_made_of(self):
+        cost = cost_of(layers.Dense(16, activation="relu"), 8, 16)
+        self.assertEqual(cost.saved_internal + cost.beyond, 8 * 16 * FLOAT)
+
+    def test_dear_residuals_stay(self):
+        # Those of gelu are an error function, an exponential, and a half of
+        # its input, which needs the input in its place.
+        cost = cost_of(layers.Dense(16, activation="gelu"), 8, 16)
+        self.assertEqual((cost.saved_internal, cost.beyond), (3 * 512, 0))
+
+    def test_sums_of_rows_fill_rows(self):
+        cost = cost_of(layers.Softmax(), 8, 16)
+        self.assertGreater(cost.beyond, 0)
+
+
+@pytest.mark.skipif(
+    backend.backend() != "jax", reason="the rules are those of XLA on a CPU"
+)
+class LayoutsTest(testing.TestCase):
+    def setUp(self):
+        import jax
+
+        super().setUp()
+        if jax.default_backend() != "cpu":
+            self.skipTest("kernels are laid out anew on a CPU only")
+
+    def test_kernels_have_two_copies_and_are_updated_late(self):
+        layer = layers.Conv2D(16, 3, use_bias=False)
+        cost = cost_of(layer, 2, 8, 8, 4)
+        kernel = 3 * 3 * 4 * 16 * FLOAT
+        self.assertEqual((cost.beyond, cost.late), (2 * kernel, kernel))
+
+    def test_a_kernel_of_a_dense_layer_has_none(self):
+        cost = cost_of(
+            layers.EinsumDense("abc,cde->abde", (None, 2, 8)), 2, 3, 4
+        )
+        self.assertEqual((cost.beyond, cost.late), (0, 0))
+
+    def test_a_depthwise_gradient_is_that_of_a_dense_kernel(self):
+        wide = cost_of(layers.DepthwiseConv2D(3), 2, 8, 8, 64).scratch
+        self.assertGreaterEqual(wide, 2 * 3 * 3 * 64 * 64 * FLOAT)
+
+    def test_max_pooling_has_indices_all_the_time(self):
+        cost = cost_of(layers.MaxPooling2D(2), 2, 8, 8, 4)
+        self.assertEqual(cost.constants, 4 * 2 * 8 * 8 * 4 * 4)
+        cost = cost_of(layers.AveragePooling2D(2), 2, 8, 8, 4)
+        self.assertEqual(cost.constants, 0)
+
+    def test_a_budget_holds_for_convolutions(self):
+        for pool, budget in ((False, 0.6), (True, 0.85)):
+            model = conv_net(pool)
+            x = np.ones((16, 32, 32, 4), "float32")
+            y = np.ones((16, 16), "float32")
+            plan = model.remat_plan(batch_size=16, memory_budget=budget)
+            model.remat = keras.RematPolicy(memory_budget=budget)
+            found = step_bytes(model, x, y)
+            self.assertLess(found, 1.05 * plan.budget)
