@@ -248,6 +248,9 @@ def chain_of(
     results = sum(kept.size(x) for x in function.outputs) if has_loss else 0
     loss = results * engine().LOSS_COPIES
     always = sum(c.constants for c in costs)
+    # Where kernels are laid out anew, a kept convolution holds more of them
+    # than is known here.
+    late = any(c.late for c in costs)
     chain = Chain(
         kept.by_node(),
         kept.values(),
@@ -258,7 +261,7 @@ def chain_of(
         loss and loss + always,
         not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
-        choices(costs) if chooses else None,
+        choices(costs) if chooses and not late else None,
         engine().KEPT_STAYS,
     )
     ordered = engine().ORDERS_PLAIN_PARTS

@@ -263,10 +263,12 @@ class ShownPlanTest(testing.TestCase):
         segments = plan.planned.segments
         kept = report.kept_by_node(plan.chain, segments)
         last, before = list(plan.chain.kept_before(segments))[-1]
-        # Cotangents that wait are no residuals.
+        # Cotangents that wait are no residuals, nor is what an engine holds
+        # beyond them.
+        chain = plan.chain
+        beside = chain.waiting_before + chain.held_before - chain.saved_before
         waiting = sum(
-            plan.chain.waiting_before[s.stop]
-            - plan.chain.waiting_before[s.start]
+            beside[s.stop] - beside[s.start]
             for s in segments[:-1]
             if not s.remat
         )

@@ -240,7 +240,7 @@ class NestedModelsTest(testing.TestCase):
         report = remat_report(model, X)
         self.assertLess(report.remat_peak, 1.05 * plan.budget)
         self.assertLess(report.remat_peak, 1.1 * plan.predicted_bytes)
-        self.assertGreater(report.remat_peak, 0.85 * plan.predicted_bytes)
+        self.assertGreater(report.remat_peak, 0.8 * plan.predicted_bytes)
 
     @pytest.mark.skipif(
         backend.backend() == "tensorflow",
