@@ -115,11 +115,16 @@ class Flow:
         if self.policy is None or not units.can_divide(node):
             return cost
         divided = {}
-        for share in ways.shares_to_trace(node):
+        for share in shares_to_trace(node):
             found, _ = operation_cost(*call, [], self.policy, share)
             divided[share] = of_inputs(found, used)
         traced = all(c.profiled for c in divided.values())
         return cost._replace(divided=divided if traced else None)
+
+
+def shares_to_trace(node):
+    """Steps in time are all alike, so one trace says what a share costs."""
+    return ways.SHARES[:1] if units.is_recurrent(node) else ways.SHARES
 
 
 def of_inputs(cost, used):

@@ -16,8 +16,6 @@ import collections
 
 import numpy as np
 
-from keras.src.remat.units import is_recurrent
-
 Way = collections.namedtuple("Way", ["saved", "scratch", "flops"])
 Way.__doc__ = """A unit whose parts run again, in place of a plain unit.
 
@@ -29,11 +27,6 @@ Args:
 
 
 SHARES = (1.0, 0.75, 0.5, 0.25)
-
-
-def shares_to_trace(node):
-    """Steps in time are all alike, so one trace says what a share costs."""
-    return SHARES[:1] if is_recurrent(node) else SHARES
 
 
 def ways_of(kept, costs, ordered=True, always=0):
