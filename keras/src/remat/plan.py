@@ -120,7 +120,7 @@ class RematPlan:
             if outside:
                 chosen += run_by_themselves(group, start, self.policy.every)
             else:
-                chain = self.chain_of(self.costs, start, stop)
+                chain = self.chain_of(for_cuts(self.costs), start, stop)
                 found = self.smallest(chain)
                 found = thin_out(found, self.policy.every)
                 chosen += [shifted(s, start) for s in found]
@@ -263,6 +263,21 @@ class RematPlan:
             "input_shapes": [list(s.shape) for s in self.specs],
             "plan": self.planned.get_config(),
         }
+
+
+def for_cuts(costs):
+    """Costs without what an engine holds beside, which cuts do not change.
+
+    But kernels that it lays out anew are there until their backward run, so
+    regions near the end, which is run back first, have less room.
+    """
+    found, laid_out = [], 0
+    for cost in costs:
+        laid_out += cost.late
+        scratch = cost.scratch + laid_out
+        beside = {"beyond": 0, "late": 0, "constants": 0, "scratch": scratch}
+        found.append(cost._replace(**beside))
+    return found
 
 
 def plan_for(model, batch_size, memory_budget=None, input_spec=None):
