@@ -2,7 +2,7 @@
 
 import warnings
 
-from keras.src.backend.common.remat_policy import parse_bytes
+from keras.src.backend.common.remat_checks import parse_bytes
 
 
 def budget_bytes(budget, chain):

@@ -9,7 +9,7 @@ from keras.src.backend.common import remat_region
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
-from keras.src.backend.common.remat_policy import KEEP_WORDS
+from keras.src.backend.common.remat_checks import KEEP_WORDS
 from keras.src.backend.common.remat_policy import get_policy
 from keras.src.backend.common.remat_setting import RematLayer
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope

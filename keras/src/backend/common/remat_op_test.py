@@ -12,9 +12,9 @@ from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_checks import KEEP_WORDS
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_op import remat_name
-from keras.src.backend.common.remat_policy import KEEP_WORDS
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs

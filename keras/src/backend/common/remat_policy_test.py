@@ -8,11 +8,11 @@ from keras.src import layers
 from keras.src import models
 from keras.src import ops
 from keras.src import testing
+from keras.src.backend.common.remat_checks import KEEP_WORDS
+from keras.src.backend.common.remat_checks import parse_bytes
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_op import remat_name
-from keras.src.backend.common.remat_policy import KEEP_WORDS
 from keras.src.backend.common.remat_policy import RematPolicy
-from keras.src.backend.common.remat_policy import parse_bytes
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.saving import register_keras_serializable

@@ -8,10 +8,12 @@ from collections import namedtuple
 from keras.src.api_export import keras_export
 from keras.src.backend.common import global_state
 from keras.src.backend.common import remat_later
+from keras.src.backend.common.remat_checks import check_budget
+from keras.src.backend.common.remat_checks import check_count
+from keras.src.backend.common.remat_checks import check_names
+from keras.src.backend.common.remat_checks import check_types
 from keras.src.backend.common.remat_policy import Names
 from keras.src.backend.common.remat_policy import RematPolicy
-from keras.src.backend.common.remat_policy import check_budget
-from keras.src.backend.common.remat_policy import check_count
 from keras.src.backend.common.remat_policy import get_policy
 
 LOADED = weakref.WeakValueDictionary()
@@ -193,29 +195,6 @@ class RematScope:
         # Each layer of a loaded model has a copy of its scope.
         scope.matched = LOADED.setdefault(repr(config), scope.matched)
         return scope
-
-
-def check_names(names):
-    if names is None:
-        return []
-    if isinstance(names, str) or not all(isinstance(n, str) for n in names):
-        raise ValueError(
-            "`layer_names` must be a list of strings, e.g. "
-            f"`layer_names=['dense_1']`. Received: layer_names={names!r}"
-        )
-    return list(names)
-
-
-def check_types(types):
-    if types is None:
-        return None
-    types = types if isinstance(types, (list, tuple)) else [types]
-    if all(isinstance(t, (str, type)) for t in types) and types:
-        return tuple(types)
-    raise ValueError(
-        "`layer_types` must be layer classes or their names. "
-        f"Received: layer_types={types!r}"
-    )
 
 
 def scope_stack():
