@@ -19,6 +19,7 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.torch import remat_keep
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
+from keras.src.backend.torch.remat_workspace import workspace
 
 # The optimizer runs when all gradients are there.
 UPDATES_AT_ONCE = False
@@ -289,22 +290,6 @@ NO_ARITHMETIC = (
     aten.ones,
     aten.zeros,
 )
-
-
-def workspace(func, args):
-    """Bytes that an operation itself uses while it runs.
-
-    On CPUs the gradient of a kernel is made in the layout of oneDNN, reordered
-    and copied.
-    """
-    if func._overloadpacket is not aten.convolution_backward:
-        return 0
-    kernel, wanted = args[2], args[-1]
-    return 2 * own_bytes(kernel) if wanted[1] and on_cpu() else 0
-
-
-def on_cpu():
-    return get_device() == "cpu"
 
 
 def is_view(func):
