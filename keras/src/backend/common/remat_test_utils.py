@@ -146,13 +146,13 @@ def products_tensorflow(f, inputs, variables):
 def products_torch(f, inputs, variables):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from keras.src.backend.torch import remat_keep
+    from keras.src.backend.torch.remat_ops import kind_of
 
     class Counter(TorchDispatchMode):
         count = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            kind, _ = remat_keep.kind_of(func)
+            kind, _ = kind_of(func)
             self.count += kind in ("matmul", "conv", "attention")
             return func(*args, **(kwargs or {}))
 

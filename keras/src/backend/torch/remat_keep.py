@@ -13,16 +13,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-aten = torch.ops.aten
-PRODUCTS = {aten.mm: False, aten.addmm: False, aten.mv: False}
-PRODUCTS.update({aten.bmm: True, aten.baddbmm: True})
-CONVOLUTIONS = {aten.convolution, aten.cudnn_convolution}
-ATTENTIONS = {
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_cudnn_attention,
-}
+from keras.src.backend.torch.remat_ops import aten
+from keras.src.backend.torch.remat_ops import first_of
+from keras.src.backend.torch.remat_ops import has_tensor
+from keras.src.backend.torch.remat_ops import kind_of
+from keras.src.backend.torch.remat_ops import map_tensors
+from keras.src.backend.torch.remat_ops import shares_memory
+from keras.src.backend.torch.remat_ops import spec_of
+from keras.src.backend.torch.remat_ops import written
 
 _open = threading.local()
 
@@ -269,60 +267,10 @@ def keeps_graph():
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def written(func, args, kwargs):
-    """The tensors that an operation changes in place."""
-    if not func._schema.is_mutable:
-        return []
-    given = dict(zip((a.name for a in func._schema.arguments), args))
-    given.update(kwargs)
-    values = [
-        given.get(a.name)
-        for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-    ]
-    lists = [v if isinstance(v, (list, tuple)) else [v] for v in values]
-    return [x for v in lists for x in v if isinstance(x, torch.Tensor)]
-
-
-def shares_memory(func):
-    """Whether results are views, or arguments that were changed in place."""
-    return any(r.alias_info is not None for r in func._schema.returns)
-
-
-def kind_of(func):
-    packet = func.overloadpacket
-    if packet in PRODUCTS:
-        return "matmul", PRODUCTS[packet]
-    if packet in CONVOLUTIONS:
-        return "conv", False
-    if packet in ATTENTIONS:
-        return "attention", True
-    return str(packet), False
-
-
 def address(x):
     if x.layout != torch.strided:
         return None
     return x.untyped_storage().data_ptr() or id(x)
-
-
-def first_of(x):
-    return x[0] if isinstance(x, (tuple, list)) and x else x
-
-
-def has_tensor(x):
-    return isinstance(first_of(x), torch.Tensor)
-
-
-def spec_of(x):
-    x = first_of(x)
-    return tuple(x.shape), str(x.dtype).removeprefix("torch.")
-
-
-def map_tensors(f, value):
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(f, v) for v in value)
-    return f(value) if isinstance(value, torch.Tensor) else value
 
 
 def to_host(x):
