@@ -16,9 +16,10 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as eager_tape
-from tensorflow.python.framework import op_callbacks
 
 from keras.src.backend.tensorflow import remat_keep
+from keras.src.backend.tensorflow.remat_captured import EagerSight
+from keras.src.backend.tensorflow.remat_captured import GraphSight
 from keras.src.backend.tensorflow.remat_order import after
 from keras.src.backend.tensorflow.remat_order import copies_of
 from keras.src.backend.tensorflow.remat_order import finished
@@ -191,60 +192,6 @@ def hide_by_identity(results, sources, gradient):
     graph = tf.compat.v1.get_default_graph()
     with graph._override_gradient_function({"IdentityN": gradient_of_op}):
         return tf.identity_n([*results, *sources])[: len(results)]
-
-
-class EagerSight:
-    """Sees the tensors that a function closes over, by watching its ops."""
-
-    graph = None
-
-    def __enter__(self):
-        self.made, self.used = set(), {}
-        op_callbacks.add_op_callback(self.see)
-
-    def __exit__(self, *args):
-        op_callbacks.remove_op_callback(self.see)
-
-    def see(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
-        if graph is not None:  # a `tf.function` that is being traced
-            return
-        for x in inputs:
-            if id(x) not in self.made:
-                self.used[id(x)] = x
-        self.made.update(id(x) for x in outputs or ())
-
-    def captured(self, known):
-        known = {id(x) for x in known}
-        return [
-            x
-            for key, x in self.used.items()
-            if key not in known
-            and is_differentiable(x)
-            and record.should_record_backprop([x])
-        ]
-
-
-class GraphSight:
-    """Sees the tensors that a function closes over, by the graph's new ops."""
-
-    def __init__(self, graph):
-        self.graph = graph
-
-    def __enter__(self):
-        self.before = len(self.graph.get_operations())
-
-    def __exit__(self, *args):
-        self.new = self.graph.get_operations()[self.before :]
-
-    def captured(self, known):
-        known = {id(x) for x in known}
-        new = {op for op in self.new if op.type != "Placeholder"}
-        used = {}
-        for op in new:
-            for x in op.inputs:
-                if x.op not in new and is_differentiable(x):
-                    used.setdefault(id(x), x)
-        return [x for key, x in used.items() if key not in known]
 
 
 @contextlib.contextmanager

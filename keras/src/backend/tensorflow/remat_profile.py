@@ -7,9 +7,6 @@ lists of tensors, one per iteration.
 """
 
 import contextlib
-import math
-import os
-import re
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -17,11 +14,11 @@ from tensorflow.python import pywrap_tfe
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.tensorflow import remat_keep
-from keras.src.backend.tensorflow.remat_values import LOOPS
+from keras.src.backend.tensorflow.remat_flops import arithmetic
+from keras.src.backend.tensorflow.remat_flops import flops
+from keras.src.backend.tensorflow.remat_peak import peak
 from keras.src.backend.tensorflow.remat_values import SAME_BUFFER
-from keras.src.backend.tensorflow.remat_values import body_of
-from keras.src.backend.tensorflow.remat_values import elements
-from keras.src.backend.tensorflow.remat_values import iterations
+from keras.src.backend.tensorflow.remat_values import SHAPE_ONLY
 from keras.src.backend.tensorflow.remat_values import root
 from keras.src.backend.tensorflow.remat_values import size
 
@@ -33,17 +30,6 @@ ORDERS_PLAIN_PARTS = False
 KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 4
-# What reads no more than a shape, which is known.
-SHAPE_ONLY = frozenset(
-    "OnesLike Rank Shape ShapeN Size TensorListElementShape TensorListLength "
-    "ZerosLike".split()
-)
-NO_ARITHMETIC = SHAPE_ONLY.union(
-    SAME_BUFFER,
-    "BroadcastTo Cast ConcatV2 Const Fill GatherV2 Pack Pad PadV2 Placeholder "
-    "Range ReadVariableOp Slice Split SplitV StridedSlice Tile Transpose "
-    "Unpack".split(),
-)
 
 
 def trace(call, inputs, variables):
@@ -148,54 +134,6 @@ def own_residuals(found):
     return found["internal"] + sum(sizes[i] for i in found["saved_outputs"])
 
 
-def peak(ops, ends):
-    """Most bytes at once of what `ops` make, in order; `ends` stay."""
-    last = {root(x).name: len(ops) for x in ends}
-    for i, op in enumerate(ops):
-        for x in op.inputs:
-            last[root(x).name] = max(i, last.get(root(x).name, 0))
-    live = most = 0
-    dying = {}
-    for i, op in enumerate(ops):
-        made = {root(x).name: size(x) for x in op.outputs if root(x) is x}
-        inside = 0
-        if op.type in LOOPS:
-            body = body_of(op)
-            inside = peak(body.get_operations(), body.outputs)
-        elif op.type in WORKSPACES:
-            inside = workspace(op)
-        live += sum(made.values()) if op.type != "Const" else 0
-        most = max(most, live + inside)
-        for name, count in made.items():
-            if op.type != "Const":
-                dying.setdefault(last.get(name, i), []).append(count)
-        live -= sum(dying.pop(i, ()))
-    return most
-
-
-WORKSPACES = ("Conv2DBackpropFilter", "Conv2DBackpropInput")
-WORKING_SET = (30 << 20) // 4  # Elements; a constant of TensorFlow's kernels.
-
-
-def workspace(op):
-    """Bytes of patches that TensorFlow's own CPU kernels lay out for a product.
-
-    The gradient of a kernel takes as many images at once as a fixed working
-    set holds, that of an image one. Other devices and oneDNN are not known.
-    """
-    plain = os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
-    if not plain or tf.config.list_physical_devices("GPU"):
-        return 0
-    filters = op.type == "Conv2DBackpropFilter"
-    kernel = op.outputs[0] if filters else op.inputs[1]
-    _, *pixels, channels = op.inputs[2].shape
-    taps = elements(kernel) // channels
-    patches = math.prod(pixels) * taps
-    unit = patches + math.prod(pixels) * channels + elements(kernel)
-    images = -(-WORKING_SET // unit) if filters else 1
-    return images * patches * op.inputs[2].dtype.size
-
-
 def read_by(backward, forward):
     """Tensors by name that `backward` reads from `forward`."""
     kept = {}
@@ -224,24 +162,6 @@ def describe(kept, inputs, outputs):
         "saved_outputs": [i for i, name in enumerate(roots) if name in kept],
         "internal": sum(size(x) for n, x in kept.items() if n not in outside),
     }
-
-
-def arithmetic(ops):
-    found = {"flops": 0, "matmuls": 0}
-    for op in ops:
-        if op.type in LOOPS:
-            inner, times = (
-                arithmetic(body_of(op).get_operations()),
-                iterations(op),
-            )
-            found["flops"] += times * inner["flops"]
-            found["matmuls"] += times * inner["matmuls"]
-            continue
-        made = max((size(x) for x in op.outputs), default=0)
-        found["flops"] += flops(op)
-        if op.type in MATMULS:
-            found["matmuls"] += made
-    return found
 
 
 def made(ops, residuals, outputs, names):
@@ -276,66 +196,6 @@ def made(ops, residuals, outputs, names):
 
 
 OUTSIDE = ("Const", "Placeholder", "ReadVariableOp")
-
-
-def flops(op):
-    if op.type in NO_ARITHMETIC or not op.outputs:
-        return 0
-    if op.type in MATMULS:
-        return 2 * MATMULS[op.type](op)
-    if op.type in ("Sum", "Mean", "Max", "Min", "Prod", "ArgMax"):
-        return elements(op.inputs[0])
-    return max(elements(x) for x in op.outputs)
-
-
-def of_product(op):
-    transposed = "transpose_a" if op.type == "MatMul" else "adj_x"
-    axis = -2 if op.get_attr(transposed) else -1
-    return elements(op.outputs[0]) * (op.inputs[0].shape[axis] or 1)
-
-
-def of_convolution(op):
-    return elements(op.outputs[0]) * taps(op, -1)
-
-
-def of_transposed_convolution(op):
-    return elements(op.inputs[2]) * taps(op, -1)
-
-
-def of_depthwise_convolution(op):
-    return elements(op.outputs[0]) * math.prod(op.inputs[1].shape[:2])
-
-
-def taps(op, stop):
-    return math.prod(d or 1 for d in op.inputs[1].shape[:stop])
-
-
-def of_einsum(op):
-    """Every index once, as one product of two operands takes."""
-    equation = op.get_attr("equation").decode()
-    terms = re.split(",|->", equation)
-    sizes = {}
-    for term, x in zip(terms, [*op.inputs, op.outputs[0]]):
-        shape = list(x.shape)
-        extra = len(shape) - len(term.replace("...", ""))
-        term = term.replace("...", "_" * extra)
-        letters = [c if c != "_" else len(term) - i for i, c in enumerate(term)]
-        sizes.update({c: d or 1 for c, d in zip(letters, shape)})
-    return math.prod(sizes.values())
-
-
-MATMULS = {
-    "BatchMatMul": of_product,
-    "BatchMatMulV2": of_product,
-    "BatchMatMulV3": of_product,
-    "Conv2D": of_convolution,
-    "Conv2DBackpropInput": of_transposed_convolution,
-    "Conv3D": of_convolution,
-    "Conv3DBackpropInputV2": of_transposed_convolution,
-    "DepthwiseConv2dNative": of_depthwise_convolution,
-    "Einsum": of_einsum,
-    "MatMul": of_product,
-}
 
 
 def skips_kept():

@@ -57,3 +57,10 @@ def iterations(op):
         elif x.op.type == "TensorListFromTensor":
             lengths.append(x.op.inputs[0].shape[0] or 1)
     return max(lengths)
+
+
+# What reads no more than a shape, which is known.
+SHAPE_ONLY = frozenset(
+    "OnesLike Rank Shape ShapeN Size TensorListElementShape TensorListLength "
+    "ZerosLike".split()
+)
