@@ -7,12 +7,12 @@ from outside and whose outputs are those that are needed after it.
 """
 
 import collections
-import contextlib
 import functools
 import math
 
 from keras.src import tree
 from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_region import run_region
 from keras.src.backend.common.remat_results import engine
@@ -87,12 +87,8 @@ def cut_call(model, fn, policy, explicit=False):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        before = global_state.get_global_attribute("remat_graph")
-        global_state.set_global_attribute("remat_graph", Asked(graph, scope))
-        try:
+        with attributes(remat_graph=Asked(graph, scope)):
             return fn(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute("remat_graph", before)
 
     return call
 
@@ -142,7 +138,7 @@ def run(function, inputs, operation_fn):
         )
     for segment in chosen:
         # Layers of a plain part make no regions by the model's setting.
-        with attribute("remat_depth", depth + scope.levels):
+        with attributes(remat_depth=depth + scope.levels):
             run_segment(segment, values, operation_fn, scope, depth)
     return outputs_of(function, values)
 
@@ -166,7 +162,7 @@ def run_segment(segment, values, operation_fn, scope, depth):
             return nodes.run_nodes(segment, values, operation_fn)
     if segment.inside:
         asked = Asked(segment.graph, scope, segment.inside, depth)
-        with attribute("remat_graph", asked):
+        with attributes(remat_graph=asked):
             return nodes.run_nodes(segment, values, operation_fn)
     if not segment.remat:
         return nodes.run_nodes(segment, values, operation_fn)
@@ -197,30 +193,14 @@ def run_segment(segment, values, operation_fn, scope, depth):
     nodes.drop(values, set().union(*segment.drops))
 
 
-@contextlib.contextmanager
 def dividing(scope, depth=0, share=1):
     """Makes regions of the parts of what is called, or of a share of them."""
-    with (
-        attribute("remat_share", share),
-        attribute("remat_inherited", scope),
-        attribute("remat_depth", depth),
-        attribute("remat_units", [0]),
-    ):
-        yield
-
-
-class attribute:
-    """Sets one thread-local attribute, and puts back what it was."""
-
-    def __init__(self, name, value):
-        self.name, self.value = name, value
-
-    def __enter__(self):
-        self.before = global_state.get_global_attribute(self.name)
-        global_state.set_global_attribute(self.name, self.value)
-
-    def __exit__(self, *args):
-        global_state.set_global_attribute(self.name, self.before)
+    return attributes(
+        remat_share=share,
+        remat_inherited=scope,
+        remat_depth=depth,
+        remat_units=[0],
+    )
 
 
 def elements(x):

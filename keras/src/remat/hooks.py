@@ -10,6 +10,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common import remat
 from keras.src.backend.common.keras_tensor import KerasTensor
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_inference import said_to_be_inference
 from keras.src.backend.common.remat_later import warn_later
@@ -186,19 +187,6 @@ def own_setting(layer, value):
         yield
     finally:
         layer.remat = before
-
-
-@contextlib.contextmanager
-def attributes(**values):
-    """Sets thread-local attributes, and puts back what they were."""
-    before = {n: global_state.get_global_attribute(n) for n in values}
-    for name, value in values.items():
-        global_state.set_global_attribute(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            global_state.set_global_attribute(name, value)
 
 
 def depth():

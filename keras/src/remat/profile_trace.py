@@ -10,10 +10,10 @@ from keras.src import tree
 from keras.src.backend import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_op import NAMED
 from keras.src.backend.common.remat_surroundings import NoContext
 from keras.src.backend.common.symbolic_scope import SymbolicScope
-from keras.src.remat.graph import attribute
 from keras.src.remat.profile_policy import Made
 from keras.src.remat.profile_policy import Trace
 
@@ -103,7 +103,7 @@ def spec_of(x):
 @contextlib.contextmanager
 def without_regions():
     """No layer is a new one, and makes a region; but values have names."""
-    with SymbolicScope(), attribute(NAMED, True):
+    with SymbolicScope(), attributes(**{NAMED: True}):
         yield
 
 
@@ -122,7 +122,7 @@ def traced(operation, fill_in, specs, context, surroundings=without_regions):
         Tuple of a `NodeCost` and the list of `Spec` of the outputs.
     """
     # A layer tells those after it what `training` is: not in the real call.
-    with attribute("current_call_ctx", NoContext()):
+    with attributes(current_call_ctx=NoContext()):
         call = Call(operation, fill_in, specs, context, surroundings)
         return traced_apart(operation, call, specs)
 

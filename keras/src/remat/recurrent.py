@@ -12,6 +12,7 @@ import math
 from keras.src import ops
 from keras.src import tree
 from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_region import engine
 from keras.src.backend.common.remat_region import run_region
 
@@ -33,12 +34,8 @@ def call_in_parts(layer, fn, policy):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        before = global_state.get_global_attribute(ASKED)
-        global_state.set_global_attribute(ASKED, (layer, policy))
-        try:
+        with attributes(**{ASKED: (layer, policy)}):
             return fn(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute(ASKED, before)
 
     return call
 

@@ -7,6 +7,7 @@ taken of it, and exporters trace as training does.
 import functools
 
 from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_results import engine
 
 ATTRIBUTE = "remat_inference"
@@ -17,12 +18,8 @@ def for_inference(f):
 
     @functools.wraps(f)
     def wrapper(*args, **kwargs):
-        before = global_state.get_global_attribute(ATTRIBUTE)
-        global_state.set_global_attribute(ATTRIBUTE, True)
-        try:
+        with attributes(**{ATTRIBUTE: True}):
             return f(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute(ATTRIBUTE, before)
 
     return wrapper
 

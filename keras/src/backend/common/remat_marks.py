@@ -7,11 +7,11 @@ nothing that was made after `f` returned. So it can always run as a unit.
 """
 
 import collections
-import contextlib
 import heapq
 import uuid
 
 from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_policy import get_policy
 
 OPEN = "remat_marks"
@@ -24,14 +24,8 @@ def open_marks():
     return global_state.get_global_attribute(OPEN) or ()
 
 
-@contextlib.contextmanager
 def opened(marks):
-    before = global_state.get_global_attribute(OPEN)
-    global_state.set_global_attribute(OPEN, tuple(marks))
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(OPEN, before)
+    return attributes(**{OPEN: tuple(marks)})
 
 
 def recording(name, policy):

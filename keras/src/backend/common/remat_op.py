@@ -9,6 +9,7 @@ from keras.src.backend.common import remat_region
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_checks import KEEP_WORDS
 from keras.src.backend.common.remat_policy import get_policy
 from keras.src.backend.common.remat_setting import RematLayer
@@ -109,12 +110,9 @@ def without_scopes(f):
 
     @functools.wraps(f, updated=())
     def call(*args, **kwargs):
-        depth = global_state.get_global_attribute("remat_depth")
-        global_state.set_global_attribute("remat_depth", (depth or 0) + 1)
-        try:
+        depth = global_state.get_global_attribute("remat_depth") or 0
+        with attributes(remat_depth=depth + 1):
             return f(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute("remat_depth", depth)
 
     return call
 

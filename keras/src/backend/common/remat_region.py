@@ -23,10 +23,10 @@ This file knows no engine. An engine is the module `backend.core.remat_engine`
 import functools
 
 from keras.src import tree
-from keras.src.backend.common import global_state
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_results import Results
@@ -94,12 +94,8 @@ def outside(method):
         scope = get_stateless_scope()
         if not isinstance(scope, RecordingScope):
             return method(*args, **kwargs)
-        global_state.set_global_attribute("stateless_scope", scope.base())
-        try:
-            with engine().building():
-                return method(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute("stateless_scope", scope)
+        with attributes(stateless_scope=scope.base()), engine().building():
+            return method(*args, **kwargs)
 
     return call
 

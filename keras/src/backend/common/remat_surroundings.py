@@ -4,11 +4,11 @@ A region's second run may happen long after the scopes around the first one
 were left, and in another thread: so the state is captured, and entered again.
 """
 
-import contextlib
 import copy
 import functools
 
 from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_attributes import attributes
 
 # Thread-local settings that change what a layer computes.
 SURROUNDINGS = (
@@ -59,24 +59,16 @@ class NoContext:
         setattr(self, arg_name, value)
 
 
-@contextlib.contextmanager
 def enter_surroundings(captured):
-    names = (*captured, "traceback_filtering")
-    before = {n: global_state.get_global_attribute(n) for n in names}
+    values = dict(captured)
     for name, value in captured.items():
         if isinstance(value, list):
-            value = list(value)
+            values[name] = list(value)
         elif name == "current_call_ctx":
-            value = copy.copy(value)
-        global_state.set_global_attribute(name, value)
+            values[name] = copy.copy(value)
     # torch ends a second run early by an exception. The traceback filter
     # would rebuild it, and with it keep the frames and their tensors alive.
-    global_state.set_global_attribute("traceback_filtering", False)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            global_state.set_global_attribute(name, value)
+    return attributes(**values, traceback_filtering=False)
 
 
 def following_scopes(step):
@@ -91,10 +83,7 @@ def following_scopes(step):
     def wrapper(*args, **kwargs):
         if global_state.get_global_attribute(name) is not None:
             return step(*args, **kwargs)
-        global_state.set_global_attribute(name, list(scopes))
-        try:
+        with attributes(**{name: list(scopes)}):
             return step(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute(name, None)
 
     return wrapper
