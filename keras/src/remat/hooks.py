@@ -14,9 +14,9 @@ from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_inference import said_to_be_inference
 from keras.src.backend.common.remat_later import warn_later
-from keras.src.backend.common.remat_op import without_scopes
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_scope import setting_of
+from keras.src.backend.common.remat_scope import without_scopes
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
 from keras.src.remat import recurrent

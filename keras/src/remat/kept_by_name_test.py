@@ -10,10 +10,10 @@ from keras.src import layers
 from keras.src import models
 from keras.src import ops
 from keras.src import testing
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import profile_policy
 from keras.src.remat import report
+from keras.src.remat.name_op import remat_name
 from keras.src.remat.profile_policy import Made
 from keras.src.remat.report_test import decoder
 from keras.src.remat.report_test import decoder_batch

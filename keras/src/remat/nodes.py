@@ -3,7 +3,8 @@
 from keras.src import tree
 from keras.src.backend.common import remat_marks
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
-from keras.src.backend.common.remat_op import remat
+from keras.src.backend.common.remat_region import run_region
+from keras.src.backend.common.remat_scope import without_scopes
 
 MARKED = "_remat_has_marks"
 
@@ -99,8 +100,10 @@ def run_marked(mark, nodes, values, operation_fn, needed):
         writes[:] = [key for key in made if key in needed and key in inside]
         return [inside[key] for key in writes]
 
-    f.__qualname__ = mark.name
-    results = remat(f, policy=mark.policy)([values[key] for key in reads])
+    given = ([values[key] for key in reads],)
+    results = run_region(
+        without_scopes(f), given, policy=mark.policy, name=mark.name
+    )
     values.update(zip(writes, results))
 
 

@@ -11,9 +11,9 @@ from keras.src.backend import KerasTensor
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_attributes import attributes
-from keras.src.backend.common.remat_op import NAMED
 from keras.src.backend.common.remat_surroundings import NoContext
 from keras.src.backend.common.symbolic_scope import SymbolicScope
+from keras.src.remat.name_op import NAMED
 from keras.src.remat.profile_policy import Made
 from keras.src.remat.profile_policy import Trace
 

@@ -12,13 +12,13 @@ from keras.src import testing
 from keras.src import utils
 from keras.src.backend.common import remat_marks
 from keras.src.backend.common.remat_op import remat
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.models.cloning import clone_model
+from keras.src.remat.name_op import remat_name
 from keras.src.saving import register_keras_serializable
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")

@@ -14,9 +14,9 @@ from keras.src import ops
 from keras.src import testing
 from keras.src import utils
 from keras.src.backend.common.remat_op import remat
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.remat.name_op import remat_name
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
 

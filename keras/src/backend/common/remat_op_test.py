@@ -14,11 +14,11 @@ from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_checks import KEEP_WORDS
 from keras.src.backend.common.remat_op import remat
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.remat.name_op import remat_name
 
 X = np.linspace(-1, 1, 6).reshape((2, 3)).astype("float32")
 

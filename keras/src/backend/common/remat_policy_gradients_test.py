@@ -14,10 +14,10 @@ from keras.src import optimizers
 from keras.src import testing
 from keras.src import utils
 from keras.src.backend.common.remat_op import remat
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.backend.common.remat_test_utils import with_input_gradient
+from keras.src.remat.name_op import remat_name
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
 

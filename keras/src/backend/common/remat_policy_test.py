@@ -11,10 +11,10 @@ from keras.src import testing
 from keras.src.backend.common.remat_checks import KEEP_WORDS
 from keras.src.backend.common.remat_checks import parse_bytes
 from keras.src.backend.common.remat_op import remat
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.remat.name_op import remat_name
 from keras.src.saving import register_keras_serializable
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")

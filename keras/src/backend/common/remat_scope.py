@@ -1,6 +1,7 @@
 """`RematScope`: which layers are rematerialized, and which setting wins."""
 
 import fnmatch
+import functools
 import warnings
 import weakref
 from collections import namedtuple
@@ -8,6 +9,7 @@ from collections import namedtuple
 from keras.src.api_export import keras_export
 from keras.src.backend.common import global_state
 from keras.src.backend.common import remat_later
+from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_checks import check_budget
 from keras.src.backend.common.remat_checks import check_count
 from keras.src.backend.common.remat_checks import check_names
@@ -277,3 +279,15 @@ class EffectiveSetting:
         scope = vars(op)["_remat_scope"] = innermost_scope()
         if scope is not None:
             scope.note(op)
+
+
+def without_scopes(f):
+    """`f`, in which no scope that is open outside makes another region."""
+
+    @functools.wraps(f, updated=())
+    def call(*args, **kwargs):
+        depth = global_state.get_global_attribute("remat_depth") or 0
+        with attributes(remat_depth=depth + 1):
+            return f(*args, **kwargs)
+
+    return call

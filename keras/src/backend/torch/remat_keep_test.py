@@ -10,8 +10,8 @@ from absl.testing import parameterized
 from keras.src import backend
 from keras.src import testing
 from keras.src.backend.common.remat_op import remat
-from keras.src.backend.common.remat_op import remat_name
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat.name_op import remat_name
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
