@@ -13,8 +13,8 @@ from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
-from keras.src.remat import graph
 from keras.src.remat.measure import remat_report
+from keras.src.remat.structure import holds_blocks
 
 X = np.linspace(-1, 1, 1024 * 8).reshape((1024, 8)).astype("float32")
 BLOCKS = 6
@@ -115,13 +115,13 @@ def trained(make, setting=None, scope=None):
 )
 class BlocksInALayerTest(testing.TestCase):
     def test_is_a_row_of_blocks(self):
-        self.assertTrue(graph.holds_blocks(Encoder(3)))
-        self.assertFalse(graph.holds_blocks(Encoder(2)))
-        self.assertFalse(graph.holds_blocks(Block()))
+        self.assertTrue(holds_blocks(Encoder(3)))
+        self.assertFalse(holds_blocks(Encoder(2)))
+        self.assertFalse(holds_blocks(Block()))
         attention = layers.MultiHeadAttention(2, 4)
         attention.build((1, 4, 8), (1, 4, 8))
-        self.assertFalse(graph.holds_blocks(attention))
-        self.assertFalse(graph.holds_blocks(ops.numpy.Add()))
+        self.assertFalse(holds_blocks(attention))
+        self.assertFalse(holds_blocks(ops.numpy.Add()))
 
     @parameterized.named_parameters((k, k) for k in KINDS)
     def test_blocks_run_twice_and_give_the_same(self, kind):

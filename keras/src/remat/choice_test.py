@@ -15,12 +15,12 @@ from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import products
-from keras.src.remat import graph
 from keras.src.remat import profile
 from keras.src.remat import segments
 from keras.src.remat.planned import Plan
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.report_test import printed
+from keras.src.remat.structure import graph_of
 from keras.src.utils import set_random_seed
 
 BATCH, LENGTH, WIDTH = 8, 32, 32
@@ -121,14 +121,12 @@ class ChoiceTest(testing.TestCase):
 
     def test_nothing_is_chosen_where_kept_products_run_again(self):
         model, x = model_of(budget()), backend.convert_to_tensor(batch()[0])
-        chosen = segments.segments_for(graph.graph_of(model), [x], model.remat)
+        chosen = segments.segments_for(graph_of(model), [x], model.remat)
         skips = backend.backend() != "tensorflow"  # It is eager here.
         self.assertEqual(engine().skips_kept(), skips)
         self.assertEqual(any(s.keep for s in chosen), skips)
         with mock.patch.object(engine(), "skips_kept", lambda: not skips):
-            chosen = segments.segments_for(
-                graph.graph_of(model), [x], model.remat
-            )
+            chosen = segments.segments_for(graph_of(model), [x], model.remat)
         self.assertEqual(any(s.keep for s in chosen), not skips)
 
     @parameterized.parameters(("matmuls_no_batch",), (["dense/linear"],))

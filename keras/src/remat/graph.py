@@ -8,7 +8,6 @@ from outside and whose outputs are those that are needed after it.
 
 import collections
 import functools
-import math
 
 from keras.src import tree
 from keras.src.backend.common import global_state
@@ -16,43 +15,10 @@ from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_region import run_region
 from keras.src.backend.common.remat_results import engine
-from keras.src.backend.common.remat_scope import RematScope
 from keras.src.remat import nodes
-
-
-def graph_of(model):
-    """The graph that a model runs, or `None` if it is not made of one."""
-    if hasattr(model, "_nodes_by_depth"):
-        return model
-    return getattr(model, "_functional", None)
-
-
-BLOCKS = 3  # two may be the attentions of one decoder block
-
-
-def holds_blocks(op):
-    """Whether a layer is a row of blocks, such as an encoder, and no block.
-
-    As one region it would save nothing: its second run keeps all at once.
-
-    Args:
-        op: An operation, layer or model.
-
-    Returns:
-        A boolean: whether several of its child layers are of one class and
-        have child layers themselves.
-    """
-    if not hasattr(op, "_flatten_layers"):
-        return False
-    composite = collections.Counter(
-        type(child) for child in children_of(op) if children_of(child)
-    )
-    return max(composite.values(), default=0) >= BLOCKS
-
-
-def children_of(layer):
-    return list(layer._flatten_layers(include_self=False, recursive=False))
-
+from keras.src.remat.inherited import dividing
+from keras.src.remat.inherited import scope_for
+from keras.src.remat.structure import graph_of
 
 Asked = collections.namedtuple(
     "Asked", ["graph", "scope", "segments", "depth"], defaults=[None, None]
@@ -91,14 +57,6 @@ def cut_call(model, fn, policy, explicit=False):
             return fn(*args, **kwargs)
 
     return call
-
-
-def scope_for(policy, explicit=False):
-    scope = RematScope(
-        "full", every=policy.every, levels=policy.levels, policy=policy
-    )
-    scope.explicit = explicit
-    return scope
 
 
 def applies(function):
@@ -191,18 +149,3 @@ def run_segment(segment, values, operation_fn, scope, depth):
     )
     values.update(zip(writes, results))
     nodes.drop(values, set().union(*segment.drops))
-
-
-def dividing(scope, depth=0, share=1):
-    """Makes regions of the parts of what is called, or of a share of them."""
-    return attributes(
-        remat_share=share,
-        remat_inherited=scope,
-        remat_depth=depth,
-        remat_units=[0],
-    )
-
-
-def elements(x):
-    """Number of elements of a tensor; an unknown dimension counts as one."""
-    return math.prod(1 if d is None else int(d) for d in x.shape)

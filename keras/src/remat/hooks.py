@@ -20,6 +20,11 @@ from keras.src.backend.common.remat_scope import without_scopes
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
 from keras.src.remat import recurrent
+from keras.src.remat.inherited import depth
+from keras.src.remat.inherited import inheriting
+from keras.src.remat.inherited import scope_for
+from keras.src.remat.structure import graph_of
+from keras.src.remat.structure import holds_blocks
 
 
 def wrap_call(op, fn, args, kwargs):
@@ -53,7 +58,7 @@ def wrap_call(op, fn, args, kwargs):
         return fn
     if setting.mode == "activations":
         return rematerialized_activation(op, fn)
-    if takes_all(setting) and graph.holds_blocks(op):
+    if takes_all(setting) and holds_blocks(op):
         return inheriting(fn, setting)
     if not next_unit(setting, op):
         # The parts of a unit that stays plain are no units.
@@ -79,17 +84,9 @@ def by_policy(op, fn, policy):
     """The operation's own setting: always followed, also in a region."""
     if not is_model(op) and not has_recurrent_parts(op):
         return region(op, fn, policy)
-    if graph.graph_of(op) is not None:
+    if graph_of(op) is not None:
         return graph.cut_call(op, fn, policy, explicit=True)
-    scope = RematScope(
-        "full",
-        every=policy.every,
-        levels=depth() + policy.levels,
-        policy=policy,
-        memory_budget=policy.memory_budget,
-    )
-    scope.explicit = True
-    return inheriting(fn, scope)
+    return inheriting(fn, scope_for(policy, explicit=True, depth=depth()))
 
 
 def model_in_scope(model, fn, scope):
@@ -98,7 +95,7 @@ def model_in_scope(model, fn, scope):
         if depth() >= scope.levels:
             return fn
         return region(model, fn, scope.as_policy())
-    if takes_all(scope) and graph.graph_of(model) is not None:
+    if takes_all(scope) and graph_of(model) is not None:
         if depth() >= scope.levels:
             return fn
         return graph.cut_call(model, fn, scope.as_policy(), scope.explicit)
@@ -108,19 +105,6 @@ def model_in_scope(model, fn, scope):
 def takes_all(scope):
     """Whether a scope leaves the choice of units to us."""
     return scope.mode == "full" and scope.layer_types is None
-
-
-def inheriting(fn, scope):
-    """Lets the layers that `fn` calls follow `scope`."""
-
-    @functools.wraps(fn)
-    def call(*args, **kwargs):
-        with attributes(remat_inherited=scope, remat_units=[0]):
-            outputs = fn(*args, **kwargs)
-        warn_later(scope.warn_unmatched)
-        return outputs
-
-    return call
 
 
 def has_recurrent_parts(op):
@@ -189,11 +173,6 @@ def own_setting(layer, value):
         layer.remat = before
 
 
-def depth():
-    """How many regions are open that a scope or model setting asked for."""
-    return global_state.get_global_attribute("remat_depth") or 0
-
-
 def next_unit(scope, op):
     """Counts units; whether this one is to be a region."""
     count = global_state.get_global_attribute("remat_units")
@@ -224,7 +203,7 @@ def output_size(op, args, kwargs):
         with attributes(current_call_ctx=copy.copy(context)):
             outputs = op.compute_output_spec(*specs[0], **specs[1])
         sizes[key] = sum(
-            graph.elements(x)
+            elements(x)
             for x in tree.flatten(outputs)
             if isinstance(x, KerasTensor)
         )
@@ -238,3 +217,8 @@ def as_spec(x):
 
     shape = tuple(None if d is None else int(d) for d in x.shape)
     return KerasTensor(shape, dtype=backend.standardize_dtype(x.dtype))
+
+
+def elements(x):
+    """Number of elements of a tensor; an unknown dimension counts as one."""
+    return math.prod(1 if d is None else int(d) for d in x.shape)

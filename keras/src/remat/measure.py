@@ -20,10 +20,10 @@ from keras.src.api_export import keras_export
 from keras.src.backend import KerasTensor
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import setting_of
-from keras.src.remat import graph as remat_graph
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.measured import Measured
 from keras.src.remat.measured import RematReport
+from keras.src.remat.structure import graph_of
 from keras.src.trainers.compile_utils import CompileLoss
 
 LOSS = "remat_report_loss"
@@ -144,7 +144,7 @@ class Batch:
 
     def plan(self):
         """The plan that the model follows for this batch, or `None`."""
-        function = remat_graph.graph_of(self.model)
+        function = graph_of(self.model)
         policy = policy_of(self.model)
         if function is None or policy is None:
             return None
@@ -260,7 +260,7 @@ def operations_of(model):
     found = {}
     for layer in model._flatten_layers():
         found[id(layer)] = layer
-        function = remat_graph.graph_of(layer)
+        function = graph_of(layer)
         for op in getattr(function, "operations", ()):
             found[id(op)] = op
     return list(found.values())

@@ -5,6 +5,7 @@ from keras.src.backend.common import remat_marks
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.remat_region import run_region
 from keras.src.backend.common.remat_scope import without_scopes
+from keras.src.remat.structure import nodes_of
 
 MARKED = "_remat_has_marks"
 
@@ -16,13 +17,6 @@ def has_marks(function):
         known = any(node.remat_marks for node in nodes_of(function))
         vars(function)[MARKED] = known
     return known
-
-
-def nodes_of(function):
-    """What runs, in order."""
-    by_depth = function._nodes_by_depth
-    nodes = [n for d in sorted(by_depth, reverse=True) for n in by_depth[d]]
-    return [n for n in nodes if n.operation is not None and not n.is_input]
 
 
 def run_marked_graph(function, values, operation_fn):

@@ -4,7 +4,6 @@ import functools
 
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
-from keras.src.remat import graph as remat_graph
 from keras.src.remat import planner
 from keras.src.remat.budget import budget_bytes
 from keras.src.remat.budget import free_memory as free_memory
@@ -15,6 +14,7 @@ from keras.src.remat.planned import runs_of
 from keras.src.remat.planned import shifted
 from keras.src.remat.planned import thin_out
 from keras.src.remat.profile_trace import engine
+from keras.src.remat.structure import graph_of
 from keras.src.remat.units import Units
 from keras.src.remat.units import can_divide
 from keras.src.remat.units import has_setting
@@ -52,7 +52,7 @@ class RematPlan:
 
     def __init__(self, model, specs, policy, nested=False, skips_kept=True):
         self.model = model
-        self.function = remat_graph.graph_of(model)
+        self.function = graph_of(model)
         self.specs = specs
         self.policy = policy
         self.nested = nested
@@ -282,7 +282,7 @@ def for_cuts(costs):
 
 def plan_for(model, batch_size, memory_budget=None, input_spec=None):
     """Makes the plan of a model, see `Model.remat_plan`."""
-    function = remat_graph.graph_of(model)
+    function = graph_of(model)
     if function is None:
         raise ValueError(
             "A plan needs a graph of layers, a Functional or Sequential model "

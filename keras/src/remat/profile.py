@@ -23,9 +23,8 @@ from keras.src.remat import profile_key
 from keras.src.remat import units
 from keras.src.remat import ways
 from keras.src.remat.chain import Chain
-from keras.src.remat.graph import dividing
-from keras.src.remat.graph import graph_of
-from keras.src.remat.graph import scope_for
+from keras.src.remat.inherited import dividing
+from keras.src.remat.inherited import scope_for
 from keras.src.remat.profile_kept import Kept
 from keras.src.remat.profile_policy import choices
 from keras.src.remat.profile_policy import keeping
@@ -34,6 +33,8 @@ from keras.src.remat.profile_trace import Position
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.profile_trace import spec_of
 from keras.src.remat.profile_trace import traced
+from keras.src.remat.structure import graph_of
+from keras.src.remat.structure import runs_graph
 from keras.src.remat.units import ordered_nodes
 
 
@@ -184,11 +185,7 @@ CACHE = {}
 
 def nested_graph(operation, arguments, specs):
     """A model's graph and the specs of its inputs, if it only runs that."""
-    from keras.src.models.functional import Functional
-    from keras.src.models.sequential import Sequential
-
-    call = getattr(type(operation), "call", None)
-    if call not in (Functional.call, Sequential.call):
+    if not runs_graph(operation):
         return None
     graph, given = graph_of(operation), tree.flatten(arguments[0])
     if graph is None or len(given) != len(graph.inputs):

@@ -13,12 +13,12 @@ import rich.markup
 import rich.table
 
 from keras.src.backend.common.remat_policy import RematPolicy
-from keras.src.remat import graph as remat_graph
 from keras.src.remat import measure
 from keras.src.remat import plan as remat_plan
 from keras.src.remat import ways
 from keras.src.remat.plan import show
 from keras.src.remat.planned import Segment
+from keras.src.remat.structure import graph_of
 from keras.src.utils import io_utils
 
 remat_report = measure.remat_report
@@ -204,7 +204,7 @@ def summary_columns(model, batch_size=None):
     Returns:
         A `SummaryColumns`.
     """
-    function = remat_graph.graph_of(model)
+    function = graph_of(model)
     if function is None or not function.inputs:
         return SummaryColumns(("Kept", "Region"), no_rows())
     shape = function.inputs[0].shape

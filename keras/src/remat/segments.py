@@ -7,8 +7,8 @@ from keras.src import backend
 from keras.src.backend import KerasTensor
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
-from keras.src.remat.graph import graph_of
 from keras.src.remat.profile_trace import engine
+from keras.src.remat.structure import graph_of
 
 Segment = collections.namedtuple(
     "Segment",

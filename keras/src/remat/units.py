@@ -17,9 +17,11 @@ import numpy as np
 from keras.src import tree
 from keras.src.backend import KerasTensor
 from keras.src.remat import recurrent
-from keras.src.remat.graph import graph_of
-from keras.src.remat.graph import holds_blocks
 from keras.src.remat.planned import Segment
+from keras.src.remat.structure import graph_of
+from keras.src.remat.structure import holds_blocks
+from keras.src.remat.structure import nodes_of
+from keras.src.remat.structure import runs_graph
 
 Item = collections.namedtuple("Item", ["node", "start", "stop", "level"])
 Item.__doc__ = """A node of one graph, and the units it stands for.
@@ -231,26 +233,11 @@ def takes(function, args):
     )
 
 
-def runs_graph(operation):
-    """Whether a model's call is that of its graph, and no other."""
-    from keras.src.models.functional import Functional
-    from keras.src.models.sequential import Sequential
-
-    call = getattr(type(operation), "call", None)
-    return call in (Functional.call, Sequential.call)
-
-
 def ordered_nodes(function):
     """The nodes in the order in which `Function` runs them."""
     if isinstance(function, Units):
         return function.nodes
-    by_depth = function._nodes_by_depth
-    return [
-        node
-        for depth in sorted(by_depth, reverse=True)
-        for node in by_depth[depth]
-        if node.operation and not node.is_input
-    ]
+    return nodes_of(function)
 
 
 def has_setting(node):

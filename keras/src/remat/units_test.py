@@ -14,8 +14,8 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
-from keras.src.remat.graph import graph_of
 from keras.src.remat.measure import remat_report
+from keras.src.remat.structure import graph_of
 from keras.src.remat.units import Borders
 from keras.src.remat.units import Units
 
