@@ -3,6 +3,7 @@
 import warnings
 
 from keras.src.backend.common.remat_checks import parse_bytes
+from keras.src.remat.profile_trace import engine
 
 
 def budget_bytes(budget, chain):
@@ -18,9 +19,7 @@ def budget_bytes(budget, chain):
 
 def free_memory():
     """Bytes free on the device, or `None` with a warning."""
-    from keras.src.remat import profile
-
-    free = profile.free_memory()
+    free = engine().free_memory()
     if free is None:
         warnings.warn(
             "This device does not tell how much memory is free, so "

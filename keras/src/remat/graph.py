@@ -16,6 +16,7 @@ from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_region import run_region
 from keras.src.backend.common.remat_results import engine
 from keras.src.remat import nodes
+from keras.src.remat import segments
 from keras.src.remat.inherited import dividing
 from keras.src.remat.inherited import scope_for
 from keras.src.remat.structure import graph_of
@@ -80,8 +81,6 @@ def run(function, inputs, operation_fn):
     Returns:
         The outputs, in the structure of `function`.
     """
-    from keras.src.remat import segments
-
     values = {id(x): y for x, y in zip(function.inputs, inputs)}
     if not is_asked(function):
         nodes.run_marked_graph(function, values, operation_fn)

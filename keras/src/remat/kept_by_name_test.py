@@ -12,7 +12,7 @@ from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import profile_policy
-from keras.src.remat import report
+from keras.src.remat.measure import remat_report
 from keras.src.remat.name_op import remat_name
 from keras.src.remat.profile_policy import Made
 from keras.src.remat.report_test import decoder
@@ -69,7 +69,7 @@ def measured(make, policy):
 def reported(model):
     name = f"keras.src.backend.{backend.backend()}.remat_measure.peak_bytes"
     with mock.patch(name, lambda *args: None):  # Slow, and not needed here.
-        return report.remat_report(model, decoder_batch())
+        return remat_report(model, decoder_batch())
 
 
 @pytest.mark.requires_trainable_backend

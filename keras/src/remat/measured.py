@@ -7,6 +7,7 @@ import rich.table
 
 from keras.src import backend
 from keras.src.remat import profile_policy
+from keras.src.remat import report
 from keras.src.remat.budget import show
 
 LayerBytes = collections.namedtuple(
@@ -93,8 +94,6 @@ class RematReport:
 
     def summary(self):
         """Prints the measured and predicted bytes of each layer as a table."""
-        from keras.src.remat import report
-
         table = rich.table.Table(
             title=f"Kept for the backward pass of {self.name} "
             f"on {backend.backend()}",
@@ -187,8 +186,6 @@ def predicted_by_name(plan):
 
 def predicted_by_layer(plan):
     """Kept bytes by name of layer: in a plain run, and as planned."""
-    from keras.src.remat import report
-
     columns = []
     for segments in (report.whole_segments(plan), plan.planned.segments):
         kept = report.kept_by_node(plan.chain, segments)

@@ -4,7 +4,10 @@ import functools
 
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat import picture
 from keras.src.remat import planner
+from keras.src.remat import profile
+from keras.src.remat import report
 from keras.src.remat.budget import budget_bytes
 from keras.src.remat.budget import free_memory as free_memory
 from keras.src.remat.budget import show
@@ -84,15 +87,11 @@ class RematPlan:
 
     def profiled(self, specs, unprofiled, policy=None):
         """The cost of each unit, for these inputs."""
-        from keras.src.remat import profile
-
         return profile.node_costs(
             self.units, self.nodes, specs, True, unprofiled, policy
         )
 
     def chain_of(self, costs, start=0, stop=None):
-        from keras.src.remat import profile
-
         part = slice(start, stop)
         nodes = self.nodes[part]
         has_loss = not self.nested and nodes[-1:] == self.nodes[-1:]
@@ -240,8 +239,6 @@ class RematPlan:
 
     def summary(self):
         """Prints the plan as a table."""
-        from keras.src.remat import report
-
         report.print_plan(self)
 
     def plot(self, to_file="remat_plan.png"):
@@ -253,9 +250,7 @@ class RematPlan:
         Returns:
             The path.
         """
-        from keras.src.remat import report
-
-        return report.plot_plan(self, to_file)
+        return picture.plot_plan(self, to_file)
 
     def get_config(self):
         return {

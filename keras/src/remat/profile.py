@@ -38,11 +38,6 @@ from keras.src.remat.structure import runs_graph
 from keras.src.remat.units import ordered_nodes
 
 
-def free_memory():
-    """Bytes free on the default device, or `None` if it cannot be told."""
-    return engine().free_memory()
-
-
 def node_costs(
     function, nodes, input_specs, training=True, unprofiled=None, policy=None
 ):

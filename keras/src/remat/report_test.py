@@ -16,6 +16,8 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.remat import report
 from keras.src.remat.budget import show
+from keras.src.remat.columns import summary_columns
+from keras.src.remat.measure import remat_report
 from keras.src.utils import io_utils
 from keras.src.utils import set_random_seed
 
@@ -75,7 +77,7 @@ class Failing(layers.Layer):
 
 @functools.cache
 def report_of_blocks():
-    return report.remat_report(block_model(), *batch())
+    return remat_report(block_model(), *batch())
 
 
 def printed(function, *args, **kwargs):
@@ -108,7 +110,7 @@ class RematReportTest(testing.TestCase):
     def test_prediction_is_near_the_measurement(self):
         model = block_model()
         model.remat = RematPolicy(memory_budget=0.8)
-        found = report.remat_report(model, *batch())
+        found = remat_report(model, *batch())
         self.assertAllClose(
             found.predicted_plain_bytes, found.plain_bytes, rtol=0.1
         )
@@ -123,7 +125,7 @@ class RematReportTest(testing.TestCase):
         for policy in (RematPolicy(), RematPolicy(keep, memory_budget=budget)):
             model = decoder()
             model.remat = policy
-            found.append(report.remat_report(model, decoder_batch()))
+            found.append(remat_report(model, decoder_batch()))
             plan = model.remat_plan(batch_size=8)
             flops.append(plan.predicted_extra_flops)
         nothing, kept = found
@@ -149,7 +151,7 @@ class RematReportTest(testing.TestCase):
         model.remat = RematPolicy(memory_budget=0.8)
         model.layers[1].remat = False
         before = state(model)
-        report.remat_report(model, *batch())
+        remat_report(model, *batch())
         self.assert_same(before, state(model))
 
     def test_model_stays_what_it_was_after_an_error(self):
@@ -158,7 +160,7 @@ class RematReportTest(testing.TestCase):
         )
         before = state(model)
         with self.assertRaises(RuntimeError):
-            report.remat_report(model, batch()[0])
+            remat_report(model, batch()[0])
         self.assert_same(before, state(model))
         self.assertIsNone(model.remat)
         self.assertFalse(backend.in_stateless_scope())
@@ -169,7 +171,7 @@ class RematReportTest(testing.TestCase):
             set_random_seed(3)
             model = block_model()
             if measured:
-                report.remat_report(model, *batch())
+                remat_report(model, *batch())
                 self.assertFalse(model._compile_loss.built)
                 self.assertFalse(model.optimizer.built)
             model.train_on_batch(*batch())
@@ -181,7 +183,7 @@ class RematReportTest(testing.TestCase):
         model = block_model()
         x, y = batch()
         with RematScope("list_of_layers", layer_names=["up_*"]):
-            found = report.remat_report(model, x, y)
+            found = remat_report(model, x, y)
         rows = found.by_layer
         self.assertIsNone(found.predicted_bytes)
         self.assertLess(rows["up_1"].remat, rows["up_1"].plain)
@@ -192,7 +194,7 @@ class RematReportTest(testing.TestCase):
         hidden = layers.Dense(8, activation="gelu")(inputs)
         outputs = {"a": layers.Dense(2)(hidden), "b": layers.Dense(3)(hidden)}
         model = models.Model({"x": inputs}, outputs)
-        found = report.remat_report(model, {"x": batch()[0]})
+        found = remat_report(model, {"x": batch()[0]})
         self.assertGreater(found.plain_bytes, 0)
 
     def test_several_outputs_with_compiled_losses(self):
@@ -202,7 +204,7 @@ class RematReportTest(testing.TestCase):
         model = models.Model(inputs, outputs)
         model.compile("sgd", [losses.MeanSquaredError(), "mae"])
         x, y = batch()
-        found = report.remat_report(model, x, [y, np.ones((BATCH, 3))])
+        found = remat_report(model, x, [y, np.ones((BATCH, 3))])
         self.assertGreater(found.plain_bytes, 0)
 
     def test_subclassed_model(self):
@@ -217,7 +219,7 @@ class RematReportTest(testing.TestCase):
 
         model = Own()
         model(batch()[0])
-        found = report.remat_report(model, batch()[0])
+        found = remat_report(model, batch()[0])
         self.assertIsNone(found.predicted_bytes)
         self.assertLess(found.by_layer["one"].remat, found.plain_bytes)
         self.assertGreater(found.by_layer["one"].plain, 0)
@@ -225,7 +227,7 @@ class RematReportTest(testing.TestCase):
     def test_model_must_be_built(self):
         model = models.Sequential([layers.Dense(4)])
         with self.assertRaisesRegex(ValueError, "is built"):
-            report.remat_report(model, batch()[0])
+            remat_report(model, batch()[0])
 
     def test_summary_shows_both(self):
         found = report_of_blocks()
@@ -241,7 +243,7 @@ class NotTrainableTest(testing.TestCase):
     def test_report_says_that_the_backend_does_not_train(self):
         model = models.Sequential([layers.Input((4,)), layers.Dense(2)])
         with self.assertRaisesRegex(ValueError, "does not train"):
-            report.remat_report(model, np.ones((2, 4), "float32"))
+            remat_report(model, np.ones((2, 4), "float32"))
         self.assertIsNone(model.remat)
 
 
@@ -297,7 +299,7 @@ class ShownPlanTest(testing.TestCase):
 @pytest.mark.requires_trainable_backend
 class SummaryColumnsTest(testing.TestCase):
     def test_off_shows_kept_bytes_but_no_region(self):
-        columns = report.summary_columns(block_model())
+        columns = summary_columns(block_model())
         self.assertEqual(columns.header, ("Kept (batch 1)", "Region"))
         self.assertNotEqual(columns.rows["up_0"][0], "0 B")
         self.assertEqual({r for _, r in columns.rows.values()}, {"-"})
@@ -306,14 +308,14 @@ class SummaryColumnsTest(testing.TestCase):
     def test_on_shows_regions(self):
         model = block_model()
         model.remat = True
-        columns = report.summary_columns(model, batch_size=BATCH)
+        columns = summary_columns(model, batch_size=BATCH)
         self.assertEqual(columns.header[0], f"Kept (batch {BATCH})")
         self.assertEqual(columns.rows["up_0"][1], "1")
 
     def test_budget_too_small_for_the_batch_is_said(self):
         model = block_model()
         model.remat = RematPolicy(memory_budget=16)
-        columns = report.summary_columns(model)
+        columns = summary_columns(model)
         self.assertIn("none fits", columns.header[1])
 
     def test_model_summary_has_the_columns(self):
@@ -334,4 +336,4 @@ class SummaryColumnsTest(testing.TestCase):
             def call(self, x):
                 return x
 
-        self.assertEqual(report.summary_columns(Own()).rows["a"], ("-", "-"))
+        self.assertEqual(summary_columns(Own()).rows["a"], ("-", "-"))

@@ -19,6 +19,7 @@ from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.remat import recurrent
 from keras.src.remat import report
+from keras.src.remat.columns import summary_columns
 from keras.src.remat.measure import remat_report
 from keras.src.remat.plan import RematPlan
 from keras.src.remat.planned import Plan
@@ -256,7 +257,7 @@ class RowOfBlocksTest(testing.TestCase):
         moments = [held for _, held in plan.chain.timeline(plan.planned)]
         self.assertEqual(max(moments), plan.predicted_bytes)
         model.remat = plan.policy
-        columns = report.summary_columns(model, 512).rows
+        columns = summary_columns(model, 512).rows
         self.assertEqual(columns["long"][1], shown)
         copy = models.Model.from_config(
             model.get_config(), {"Row": Row, "Block": Block}
