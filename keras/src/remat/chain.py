@@ -40,6 +40,7 @@ from keras.src.remat.kept import prefix as _prefix
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
 from keras.src.remat.planned import depth
+from keras.src.remat.spans import spans_of
 from keras.src.remat.timeline import timeline
 
 Value = collections.namedtuple(
@@ -189,50 +190,7 @@ class Chain:
         start = int(start)
         if stops is None:
             stops = np.arange(start + 1, self.n + 1)
-        ends, runs = stops - start, slice(start, self.n)
-        scratch = self.scratch[runs]
-        saved = self.held_before[start:] - self.held_before[start]
-        held = self.held_from(start, self.size)
-        held_unsaved = self.held_from(start, self.unsaved_size)
-        # What the policy keeps: so far, and in all.
-        by_policy = self.kept[keep]
-        so_far = by_policy.before[start + 1 :] - by_policy.before[start]
-        kept = by_policy.in_region(start, stops)
-
-        def worst(per_node):
-            return np.maximum.accumulate(per_node)[ends - 1]
-
-        held_so_far = saved[1:] + held_unsaved[:-1] + scratch
-        run = worst(held_so_far)
-        # In a second run what was kept is there until it is given back.
-        giving = worst(held_so_far - by_policy.before[runs])
-        giving = np.maximum(run, giving + by_policy.at_end[stops])
-        stays = kept * self.kept_stays
-        giving = np.maximum(giving, run + stays)
-        back = saved[1:] + self.passing[runs] + self.grads_after[start:-1]
-        back = worst(back + scratch)
-        at_once = saved[ends] + self.grads_after[start] + worst(scratch)
-        unit = np.maximum(back, at_once + self.crossing[stops]) + stays
-        again = np.maximum(unit, giving + self.arriving[stops])
-        forward = worst(held[:-1] + so_far + scratch)
-        keep, keep_plain = held[ends] + kept, saved[ends] + held_unsaved[ends]
-        ends_all = (stops == self.n) & (self.loss > 0)
-        first = np.maximum(forward, np.where(ends_all, keep + self.loss, 0))
-        plain = np.where(ends_all, keep_plain + self.loss, 0)
-        plain = np.maximum(np.maximum(run, plain), back)
-        waiting = self.waiting_before[stops] - self.waiting_before[start]
-        return {
-            "keep": keep,
-            "giving": giving,
-            "keep_plain": keep_plain + waiting,
-            "forward": forward,
-            "run": run,
-            "plain": plain + waiting,
-            "unit": unit,
-            "again": again,
-            "first": first,
-            "region": np.maximum(first, again),
-        }
+        return spans_of(self, start, stops, keep)
 
     def span(self, segment):
         way = ways.chosen(self, segment)
