@@ -9,6 +9,7 @@ from keras.src.remat.budget import show
 from keras.src.remat.report import kept_by_node
 from keras.src.remat.report import region_label
 from keras.src.remat.report import whole_segments
+from keras.src.remat.specs import with_batch
 from keras.src.remat.structure import graph_of
 
 SummaryColumns = collections.namedtuple("SummaryColumns", ["header", "rows"])
@@ -39,7 +40,7 @@ def summary_columns(model, batch_size=None):
     shape = function.inputs[0].shape
     known = shape[0] if len(shape) else None
     batch_size = batch_size or known or 1
-    specs = [remat_plan.with_batch(x, batch_size) for x in function.inputs]
+    specs = [with_batch(x, batch_size) for x in function.inputs]
     policy, region = measure.policy_of(model), "Region"
     plan = None
     if policy is not None:

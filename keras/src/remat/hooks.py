@@ -23,6 +23,7 @@ from keras.src.remat import recurrent
 from keras.src.remat.inherited import depth
 from keras.src.remat.inherited import inheriting
 from keras.src.remat.inherited import scope_for
+from keras.src.remat.specs import as_spec
 from keras.src.remat.structure import graph_of
 from keras.src.remat.structure import holds_blocks
 
@@ -208,15 +209,6 @@ def output_size(op, args, kwargs):
             if isinstance(x, KerasTensor)
         )
     return sizes[key]
-
-
-def as_spec(x):
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        return x
-    from keras.src import backend
-
-    shape = tuple(None if d is None else int(d) for d in x.shape)
-    return KerasTensor(shape, dtype=backend.standardize_dtype(x.dtype))
 
 
 def elements(x):

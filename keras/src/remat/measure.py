@@ -17,12 +17,12 @@ from keras.src import backend
 from keras.src import ops
 from keras.src import tree
 from keras.src.api_export import keras_export
-from keras.src.backend import KerasTensor
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.measured import Measured
 from keras.src.remat.measured import RematReport
+from keras.src.remat.specs import as_spec
 from keras.src.remat.structure import graph_of
 from keras.src.trainers.compile_utils import CompileLoss
 
@@ -153,13 +153,6 @@ class Batch:
             inputs = function._standardize_inputs(inputs)
         specs = [as_spec(v) for v in tree.flatten(inputs)]
         return remat_plan.RematPlan(self.model, specs, policy)
-
-
-def as_spec(x):
-    if x is None:
-        return None
-    shape = tuple(int(d) for d in x.shape)
-    return KerasTensor(shape, backend.standardize_dtype(x.dtype))
 
 
 def policy_of(model):

@@ -2,27 +2,21 @@
 
 import functools
 
+from keras.src import tree
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat import cuts
 from keras.src.remat import picture
 from keras.src.remat import planner
 from keras.src.remat import profile
 from keras.src.remat import report
 from keras.src.remat.budget import budget_bytes
-from keras.src.remat.budget import free_memory as free_memory
 from keras.src.remat.budget import show
-from keras.src.remat.budget import too_small
-from keras.src.remat.planned import Segment
-from keras.src.remat.planned import runs_of
-from keras.src.remat.planned import shifted
-from keras.src.remat.planned import thin_out
-from keras.src.remat.profile_trace import engine
+from keras.src.remat.specs import with_batch
 from keras.src.remat.structure import graph_of
 from keras.src.remat.units import Units
 from keras.src.remat.units import can_divide
 from keras.src.remat.units import has_setting
-from keras.src.remat.units import run_by_themselves
-from keras.src.remat.units import stays_out
 from keras.src.utils import io_utils
 
 
@@ -69,7 +63,7 @@ class RematPlan:
         dividing = None if budget is None else policy
         self.costs = self.profiled(specs, self.unprofiled, dividing)
         self.budget = budget and budget_bytes(budget, self.chain)
-        self.segments = self.choose()
+        self.segments = cuts.chosen(self)
 
     @functools.cached_property
     def chain(self):
@@ -105,51 +99,6 @@ class RematPlan:
         )
         chain.borders = self.units.borders(start, stop, has_setting)
         return chain
-
-    def choose(self):
-        """Segments that together cover all units."""
-        if not self.nodes:
-            return []
-        if self.budget is not None:
-            found = self.within_budget(self.chain)
-            return thin_out(found, self.policy.every)
-        chosen, start = [], 0
-        for outside, group in runs_of(self.nodes, stays_out):
-            stop = start + len(group)
-            if outside:
-                chosen += run_by_themselves(group, start, self.policy.every)
-            else:
-                chain = self.chain_of(for_cuts(self.costs), start, stop)
-                found = self.smallest(chain)
-                found = thin_out(found, self.policy.every)
-                chosen += [shifted(s, start) for s in found]
-            start = stop
-        return chosen
-
-    def within_budget(self, chain):
-        levels = max(2, self.policy.levels)
-        try:
-            return planner.cheapest(chain, self.budget, levels).segments
-        except planner.BudgetError as e:
-            raise too_small(e, self.budget, self.batch_size) from None
-
-    def smallest(self, chain):
-        """All units run again but for a short end.
-
-        Its backward pass starts at once, so that would save nothing, where
-        the engine frees memory in order in plain parts too.
-        """
-        ordered = engine().ORDERS_PLAIN_PARTS and not self.nested
-        plain_end = chain.n // 8 if ordered else 0
-        found = []
-        for s in planner.least_peak(chain, self.policy.levels).segments:
-            is_end = s.stop == chain.n and s.stop - s.start <= plain_end
-            if s.remat or is_end:
-                found.append(s)
-            else:
-                pairs = chain.borders.divided(s.start, s.stop)
-                found += [Segment(a, b, True) for a, b in pairs]
-        return found
 
     @property
     def batch_size(self):
@@ -260,21 +209,6 @@ class RematPlan:
         }
 
 
-def for_cuts(costs):
-    """Costs without what an engine holds beside, which cuts do not change.
-
-    But kernels that it lays out anew are there until their backward run, so
-    regions near the end, which is run back first, have less room.
-    """
-    found, laid_out = [], 0
-    for cost in costs:
-        laid_out += cost.late
-        scratch = cost.scratch + laid_out
-        beside = {"beyond": 0, "late": 0, "constants": 0, "scratch": scratch}
-        found.append(cost._replace(**beside))
-    return found
-
-
 def plan_for(model, batch_size, memory_budget=None, input_spec=None):
     """Makes the plan of a model, see `Model.remat_plan`."""
     function = graph_of(model)
@@ -295,28 +229,8 @@ def plan_for(model, batch_size, memory_budget=None, input_spec=None):
             policy.every,
             policy.levels,
         )
-    given = function.inputs if input_spec is None else flat(input_spec)
+    given = function.inputs if input_spec is None else tree.flatten(input_spec)
     return RematPlan(model, [with_batch(s, batch_size) for s in given], policy)
-
-
-def flat(specs):
-    from keras.src import tree
-
-    return tree.flatten(specs)
-
-
-def with_batch(spec, batch_size):
-    """A spec of which the first and all unknown dimensions are filled in."""
-    from keras.src.backend import KerasTensor
-
-    if spec is None:
-        return None
-    rest = [UNKNOWN if d is None else int(d) for d in spec.shape[1:]]
-    shape = (batch_size, *rest) if len(spec.shape) else ()
-    return KerasTensor(shape, dtype=spec.dtype, name=spec.name)
-
-
-UNKNOWN = 32  # what an unknown dimension counts as
 
 
 def log(plan):

@@ -10,8 +10,12 @@ from keras.src import models
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import plan as remat_plan
+from keras.src.remat.budget import free_memory
+from keras.src.remat.budget import show
+from keras.src.remat.cuts import for_cuts
 from keras.src.remat.planned import Plan
 from keras.src.remat.profile_trace import NodeCost
+from keras.src.remat.specs import UNKNOWN
 from keras.src.utils import set_random_seed
 
 BATCH = 256
@@ -71,7 +75,7 @@ class RematPlanTest(testing.TestCase):
 
     def test_auto_asks_the_device(self):
         model = residual_model()
-        free = remat_plan.free_memory()
+        free = free_memory()
         plan = model.remat_plan(BATCH, memory_budget="auto")
         self.assertEqual(plan.budget is None, free is None)
 
@@ -82,7 +86,7 @@ class RematPlanTest(testing.TestCase):
         with self.assertRaises(ValueError) as caught:
             model.remat_plan(BATCH, memory_budget=budget)
         message = str(caught.exception)
-        self.assertIn(remat_plan.show(floor), message)
+        self.assertIn(show(floor), message)
         self.assertIn(f"a batch of {BATCH}", message)
         self.assertIn("would fit", message)
 
@@ -173,14 +177,14 @@ class BatchOfFitTest(testing.TestCase):
             model.fit(x, y, batch_size=100, epochs=1, verbose=0)
         batches = [c.args[0].specs[0].shape[0] for c in log.call_args_list]
         self.assertEqual(batches[0], 100)
-        self.assertNotIn(remat_plan.UNKNOWN, batches)
+        self.assertNotIn(UNKNOWN, batches)
 
 
 class CutsTest(testing.TestCase):
     def test_what_an_engine_holds_beside_makes_no_cuts(self):
         numbers = dict.fromkeys(NodeCost._fields, 0)
         cost = NodeCost(**{**numbers, "scratch": 1, "beyond": 8, "late": 4})
-        found = remat_plan.for_cuts([cost, cost._replace(constants=5)])
+        found = for_cuts([cost, cost._replace(constants=5)])
         for c in found:
             self.assertEqual((c.beyond, c.late, c.constants), (0, 0, 0))
         # But kernels that are laid out anew wait for their backward run.

@@ -1,4 +1,4 @@
-"""Shows plans: as a table, as columns of `model.summary()`, as a picture.
+"""Shows plans as a table.
 
 What a node keeps under a plan follows the memory model of `chain.py`: in a
 plain part its residuals, and results that are needed after the part; in a

@@ -3,11 +3,12 @@
 import bisect
 import collections
 
-from keras.src import backend
-from keras.src.backend import KerasTensor
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.profile_trace import engine
+from keras.src.remat.specs import batch_size
+from keras.src.remat.specs import filled_in
+from keras.src.remat.specs import shape_of
 from keras.src.remat.structure import graph_of
 
 Segment = collections.namedtuple(
@@ -65,7 +66,7 @@ def segments_for(function, inputs, policy):
     if key not in cuts:
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
-        specs = [spec_of(x) for x in inputs]
+        specs = [filled_in(x) for x in inputs]
         given = function, specs, policy, nested, skips_kept
         plan = remat_plan.RematPlan(*given)
         remat_plan.log(plan)
@@ -110,37 +111,6 @@ def grouped(items, segments):
             groups.append((s, []))
         groups[-1][1].append(item)
     return groups
-
-
-def shape_of(x):
-    if x is None:
-        return None
-    return tuple(None if d is None else int(d) for d in x.shape)
-
-
-def spec_of(x):
-    if x is None:
-        return None
-    shape = shape_of(x)
-    if shape[:1] == (None,):
-        shape = (batch_size(), *shape[1:])
-    known = tuple(remat_plan.UNKNOWN if d is None else d for d in shape)
-    return KerasTensor(known, backend.standardize_dtype(x.dtype))
-
-
-BATCH_SIZE = "remat_batch_size"
-
-
-def note_batch_size(size):
-    """Remembers what an unknown first dimension is: that of the data.
-
-    TensorFlow traces `fit` without it, as the last batch may be smaller.
-    """
-    global_state.set_global_attribute(BATCH_SIZE, size)
-
-
-def batch_size():
-    return global_state.get_global_attribute(BATCH_SIZE) or remat_plan.UNKNOWN
 
 
 def settings(function):

@@ -1,0 +1,78 @@
+"""Chooses where a graph is cut into regions: within a budget, or without.
+
+Without one, the memory falls as far as one more forward run lets it. Layers
+that say themselves whether they run again, or that have parts of their own,
+are left out of the cuts: what is before and after them is cut apart.
+"""
+
+from keras.src.remat import planner
+from keras.src.remat.budget import too_small
+from keras.src.remat.planned import Segment
+from keras.src.remat.planned import runs_of
+from keras.src.remat.planned import shifted
+from keras.src.remat.planned import thin_out
+from keras.src.remat.profile_trace import engine
+from keras.src.remat.units import run_by_themselves
+from keras.src.remat.units import stays_out
+
+
+def chosen(plan):
+    """The segments of a `RematPlan`, which together cover all units."""
+    every = plan.policy.every
+    if not plan.nodes:
+        return []
+    if plan.budget is not None:
+        return thin_out(within_budget(plan), every)
+    found, start = [], 0
+    for outside, group in runs_of(plan.nodes, stays_out):
+        stop = start + len(group)
+        if outside:
+            found += run_by_themselves(group, start, every)
+        else:
+            chain = plan.chain_of(for_cuts(plan.costs), start, stop)
+            segments = thin_out(smallest(plan, chain), every)
+            found += [shifted(s, start) for s in segments]
+        start = stop
+    return found
+
+
+def within_budget(plan):
+    levels = max(2, plan.policy.levels)
+    try:
+        return planner.cheapest(plan.chain, plan.budget, levels).segments
+    except planner.BudgetError as e:
+        raise too_small(e, plan.budget, plan.batch_size) from None
+
+
+def smallest(plan, chain):
+    """All units of a chain run again but for a short end.
+
+    Its backward pass starts at once, so that would save nothing, where
+    the engine frees memory in order in plain parts too.
+    """
+    ordered = engine().ORDERS_PLAIN_PARTS and not plan.nested
+    plain_end = chain.n // 8 if ordered else 0
+    found = []
+    for s in planner.least_peak(chain, plan.policy.levels).segments:
+        is_end = s.stop == chain.n and s.stop - s.start <= plain_end
+        if s.remat or is_end:
+            found.append(s)
+        else:
+            pairs = chain.borders.divided(s.start, s.stop)
+            found += [Segment(a, b, True) for a, b in pairs]
+    return found
+
+
+def for_cuts(costs):
+    """Costs without what an engine holds beside, which cuts do not change.
+
+    But kernels that it lays out anew are there until their backward run, so
+    regions near the end, which is run back first, have less room.
+    """
+    found, laid_out = [], 0
+    for cost in costs:
+        laid_out += cost.late
+        scratch = cost.scratch + laid_out
+        beside = {"beyond": 0, "late": 0, "constants": 0, "scratch": scratch}
+        found.append(cost._replace(**beside))
+    return found
