@@ -12,8 +12,8 @@ import jax
 from keras.src.backend.jax.remat_compiled import is_cheap
 from keras.src.backend.jax.remat_compiled import runs_in_loop
 from keras.src.backend.jax.remat_compiled import shared_buffers
+from keras.src.backend.jax.remat_values import called
 from keras.src.backend.jax.remat_values import is_var
-from keras.src.backend.jax.remat_values import jaxprs_in
 from keras.src.backend.jax.remat_values import size
 
 # Cheap enough to run in the loop of one reader, but not of each.
@@ -22,7 +22,6 @@ DEAR = frozenset(
     "erfc exp exp2 expm1 integer_pow lgamma log log1p logistic pow rsqrt sin "
     "sinh sqrt tan tanh threefry2x32 random_bits".split()
 )
-CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 Equation = collections.namedtuple("Equation", ["eqn", "invars", "outvars"])
 Equation.__doc__ = """An equation, and what stands for its variables.
@@ -149,17 +148,18 @@ def inlined(jaxpr, ours=None):
     Returns:
         Pair of a list of `Equation` and of what stands for each variable.
     """
-    called, equations = ours is not None, []
+    is_called, equations = ours is not None, []
     ours = {} if ours is None else ours
     for eqn in jaxpr.eqns:
         given = [ours.get(v, v) if is_var(v) else v for v in eqn.invars]
-        inner = list(jaxprs_in(eqn.params))
-        if eqn.primitive.name in CALLS and len(inner) == 1:
-            env = dict(zip(inner[0].invars, given))
-            equations += inlined(inner[0], env)[0]
-            made = [env.get(v, v) if is_var(v) else v for v in inner[0].outvars]
+        inner = called(eqn)
+        if inner is not None:
+            env = dict(zip(inner.invars, given))
+            equations += inlined(inner, env)[0]
+            made = [env.get(v, v) if is_var(v) else v for v in inner.outvars]
         else:
-            made = [Inner(v) for v in eqn.outvars] if called else eqn.outvars
+            outvars = eqn.outvars
+            made = [Inner(v) for v in outvars] if is_called else outvars
             equations.append(Equation(eqn, given, made))
         ours.update(zip(eqn.outvars, made))
     return equations, ours

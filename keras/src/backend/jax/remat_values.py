@@ -17,9 +17,10 @@ SAME_BUFFER = frozenset(
     "reshape squeeze".split()
 )
 CALLS = frozenset(
-    "checkpoint closed_call core_call custom_jvp_call custom_vjp_call "
-    "custom_vjp_call_jaxpr jit pjit remat2".split()
+    "closed_call core_call custom_jvp_call custom_vjp_call "
+    "custom_vjp_call_jaxpr jit pjit".split()
 )
+REGIONS = frozenset(["checkpoint", "remat", "remat2"])
 OUTSIDE = -1  # What stands for constants and what comes in.
 
 
@@ -41,6 +42,14 @@ def jaxprs_in(params):
                 yield x.jaxpr
             elif isinstance(x, jex_core.Jaxpr):
                 yield x
+
+
+def called(eqn, calls=CALLS):
+    """The jaxpr that an equation does nothing but call, or `None`."""
+    inner = list(jaxprs_in(eqn.params))
+    if eqn.primitive.name not in calls or len(inner) != 1:
+        return None
+    return inner[0] if len(inner[0].invars) == len(eqn.invars) else None
 
 
 @dataclasses.dataclass
@@ -108,15 +117,15 @@ class Program:
     def run(self, jaxpr, place, times, path):
         for eqn in jaxpr.eqns:
             inside = f"{path}/{eqn.source_info.name_stack}"
-            name = eqn.primitive.name
-            inner = list(jaxprs_in(eqn.params))
+            inner = called(eqn, CALLS | REGIONS)
             reads = [number(place, v) for v in eqn.invars]
-            if name == "scan":
-                made = self.loop(eqn, inner[0], reads, times, inside)
-            elif name in CALLS and is_call(eqn, inner):
-                within = dict(zip(inner[0].invars, reads))
-                self.run(inner[0], within, times, inside)
-                made = [number(within, v) for v in inner[0].outvars]
+            if eqn.primitive.name == "scan":
+                body = next(jaxprs_in(eqn.params))
+                made = self.loop(eqn, body, reads, times, inside)
+            elif inner is not None:
+                within = dict(zip(inner.invars, reads))
+                self.run(inner, within, times, inside)
+                made = [number(within, v) for v in inner.outvars]
             elif is_same_buffer(eqn):
                 made = reads
                 self.name(eqn, reads[0])
@@ -148,10 +157,6 @@ class Program:
 
 def number(place, v):
     return place.get(v, OUTSIDE) if is_var(v) else OUTSIDE
-
-
-def is_call(eqn, inner):
-    return len(inner) == 1 and len(inner[0].invars) == len(eqn.invars)
 
 
 def is_same_buffer(eqn):
