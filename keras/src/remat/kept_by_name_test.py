@@ -13,10 +13,10 @@ from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import profile_policy
 from keras.src.remat.measure import remat_report
+from keras.src.remat.measure_test import decoder
+from keras.src.remat.measure_test import decoder_batch
 from keras.src.remat.name_op import remat_name
 from keras.src.remat.profile_policy import Made
-from keras.src.remat.report_test import decoder
-from keras.src.remat.report_test import decoder_batch
 from keras.src.remat.report_test import printed
 
 VALUE = 8 * 32 * 32 * 4  # Bytes of a decoder's value between its blocks.

@@ -20,7 +20,7 @@ from keras.src.remat import planner
 from keras.src.remat.chain import Chain
 from keras.src.remat.chain import Value
 from keras.src.remat.planned import Segment
-from keras.src.remat.planner_test import random_chain
+from keras.src.remat.planner_test_utils import random_chain
 
 pytestmark = pytest.mark.skipif(
     backend.backend() != "numpy",

@@ -1,6 +1,3 @@
-import contextlib
-import sys
-
 import numpy as np
 import pytest
 from absl.testing import parameterized
@@ -13,28 +10,10 @@ from keras.src import testing
 from keras.src.backend import KerasTensor
 from keras.src.remat import planner
 from keras.src.remat import profile
-from keras.src.remat import profile_call
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.units import ordered_nodes
 
 FLOAT = 4
-
-
-@contextlib.contextmanager
-def counted_traces(counts):
-    """Counts how often the engine traces."""
-    engine = profile.engine()
-    original = engine.trace
-
-    def trace(*args):
-        counts.append(args)
-        return original(*args)
-
-    engine.trace = trace
-    try:
-        yield
-    finally:
-        engine.trace = original
 
 
 def costs_of(model, *shapes, dtype="float32"):
@@ -57,32 +36,6 @@ def mlp(depth, width=16, activation="sigmoid"):
     for _ in range(depth):
         x = layers.Dense(width, activation=activation)(x)
     return models.Model(inputs, x)
-
-
-class Residual(layers.Layer):
-    def __init__(self, width, **kwargs):
-        super().__init__(**kwargs)
-        self.up = layers.Dense(2 * width, activation="exponential")
-        self.down = layers.Dense(width)
-
-    def build(self, shape):
-        self.up.build(shape)
-        self.down.build((*shape[:-1], self.up.units))
-
-    def call(self, x):
-        return x + self.down(self.up(x))
-
-
-class Stack(models.Model):
-    def __init__(self, depth, width):
-        super().__init__()
-        self.parts = [Residual(width) for _ in range(depth)]
-        self.drop = layers.Dropout(0.5, seed=1)
-
-    def call(self, x, training=None):
-        for part in self.parts:
-            x = part(x)
-        return self.drop(x, training=training)
 
 
 class ProfileTest(testing.TestCase):
@@ -193,36 +146,6 @@ class ProfileTest(testing.TestCase):
         self.assertEqual(infer.aliases, (0,))
 
     @pytest.mark.requires_trainable_backend
-    def test_equal_layers_are_traced_once(self):
-        counts = []
-        with counted_traces(counts):
-            costs_of(mlp(12), (8, 16))
-            # The first input gets no gradient; all others are equal.
-            self.assertLen(counts, 2)
-            costs_of(mlp(12), (8, 16))
-            self.assertLen(counts, 2)
-            costs_of(mlp(12), (9, 16))
-            self.assertLen(counts, 4)
-
-    @pytest.mark.requires_trainable_backend
-    def test_seeds_and_names_make_no_difference(self):
-        x = inputs = layers.Input((16,))
-        for i in range(4):
-            x = layers.Dense(16, name=f"dense_of_{i}")(x)
-            x = layers.Dropout(0.5, seed=i)(x)
-        counts = []
-        with counted_traces(counts):
-            costs_of(models.Model(inputs, x), (8, 16))
-        self.assertLen(counts, 3)
-
-    @pytest.mark.requires_trainable_backend
-    def test_freezing_a_layer_is_not_taken_from_the_cache(self):
-        model = mlp(2)
-        self.assertGreater(costs_of(model, (8, 16))[1].grads, 0)
-        model.layers[2].trainable = False
-        self.assertEqual(costs_of(model, (8, 16))[1].grads, 0)
-
-    @pytest.mark.requires_trainable_backend
     def test_a_nested_model_costs_what_its_nodes_cost(self):
         inner = mlp(3, activation="exponential")
         inputs = layers.Input((16,))
@@ -286,15 +209,6 @@ class ProfileTest(testing.TestCase):
         self.assertFalse(costs[1].profiled)
         self.assertEqual(costs[1].output_bytes, (512,))
 
-    def test_tensorflow_is_not_imported_for_a_key(self):
-        from keras.src.saving import serialization_lib
-
-        before = set(sys.modules), serialization_lib.tf
-        costs_of(mlp(1), (2, 16))
-        self.assertIs(serialization_lib.tf, before[1])
-        if "tensorflow" not in before[0]:
-            self.assertNotIn("tensorflow", sys.modules)
-
     def test_unknown_dimensions_are_refused(self):
         with self.assertRaisesRegex(ValueError, "size of every dimension"):
             costs_of(mlp(1), (None, 16))
@@ -325,34 +239,3 @@ class ProfileTest(testing.TestCase):
     def test_free_memory(self):
         free = engine().free_memory()
         self.assertTrue(free is None or free > 0)
-
-
-class ProfileByCallTest(testing.TestCase):
-    def stack(self):
-        model = Stack(3, 16)
-        model(np.ones((2, 16), "float32"))
-        return model
-
-    @pytest.mark.requires_trainable_backend
-    def test_children_are_costed_each(self):
-        model = self.stack()
-        before = [np.array(v) for v in model.variables]
-        rows = profile_call.model_costs_by_call(model, KerasTensor((8, 16)))
-        self.assertEqual([r.layer for r in rows], [*model.parts, model.drop])
-        # The first one's input is data, and each one's inner value is kept.
-        self.assertEqual(rows[0].cost.saved_internal, 8 * 32 * FLOAT)
-        self.assertEqual(rows[1].saved, rows[1].cost.saved_internal + 512)
-        for v, old in zip(model.variables, before):
-            self.assertAllEqual(np.array(v), old)
-
-    def test_layers_are_as_before_after_an_error(self):
-        original = layers.Layer.__call__
-        model = self.stack()
-
-        def fail(*args, **kwargs):
-            raise RuntimeError("stop")
-
-        model.drop.call = fail
-        with self.assertRaisesRegex(RuntimeError, "stop"):
-            profile_call.model_costs_by_call(model, KerasTensor((8, 16)))
-        self.assertIs(layers.Layer.__call__, original)

@@ -10,10 +10,10 @@ from keras.src import testing
 from keras.src.remat import planner
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
-from keras.src.remat.planner_test import all_plans
-from keras.src.remat.planner_test import measured
-from keras.src.remat.planner_test import random_chain
-from keras.src.remat.planner_test import uniform
+from keras.src.remat.planner_test_utils import all_plans
+from keras.src.remat.planner_test_utils import measured
+from keras.src.remat.planner_test_utils import random_chain
+from keras.src.remat.planner_test_utils import uniform
 from keras.src.remat.ways import Way
 
 

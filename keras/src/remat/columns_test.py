@@ -1,0 +1,54 @@
+import os
+from unittest import mock
+
+import pytest
+
+from keras.src import models
+from keras.src import testing
+from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat.columns import summary_columns
+from keras.src.remat.report_test import BATCH
+from keras.src.remat.report_test import block_model
+
+
+@pytest.mark.requires_trainable_backend
+class SummaryColumnsTest(testing.TestCase):
+    def test_off_shows_kept_bytes_but_no_region(self):
+        columns = summary_columns(block_model())
+        self.assertEqual(columns.header, ("Kept (batch 1)", "Region"))
+        self.assertNotEqual(columns.rows["up_0"][0], "0 B")
+        self.assertEqual({r for _, r in columns.rows.values()}, {"-"})
+        self.assertEqual(columns.rows["no such layer"], ("-", "-"))
+
+    def test_on_shows_regions(self):
+        model = block_model()
+        model.remat = True
+        columns = summary_columns(model, batch_size=BATCH)
+        self.assertEqual(columns.header[0], f"Kept (batch {BATCH})")
+        self.assertEqual(columns.rows["up_0"][1], "1")
+
+    def test_budget_too_small_for_the_batch_is_said(self):
+        model = block_model()
+        model.remat = RematPolicy(memory_budget=16)
+        columns = summary_columns(model)
+        self.assertIn("none fits", columns.header[1])
+
+    def test_model_summary_has_the_columns(self):
+        model = block_model()
+        model.remat = True
+        lines = []
+        with mock.patch.dict(os.environ, COLUMNS="160"):
+            model.summary(print_fn=lines.append, show_remat=True)
+        text = "\n".join(lines)
+        self.assertIn("Kept", text)
+        self.assertIn("Region", text)
+        lines.clear()
+        model.summary(print_fn=lines.append)
+        self.assertNotIn("Region", "\n".join(lines))
+
+    def test_model_that_is_no_graph_has_none(self):
+        class Own(models.Model):
+            def call(self, x):
+                return x
+
+        self.assertEqual(summary_columns(Own()).rows["a"], ("-", "-"))
