@@ -56,6 +56,15 @@ Args:
 """
 
 
+def _check_lengths(n, **fields):
+    for name, numbers in fields.items():
+        if numbers is not None and len(numbers) != n:
+            raise ValueError(
+                f"`{name}` must have one number per node, as `saved`. "
+                f"Received: len({name})={len(numbers)}, len(saved)={n}"
+            )
+
+
 class Chain:
     """A graph in a fixed order, as the planner sees it.
 
@@ -97,18 +106,8 @@ class Chain:
         kept_stays=False,
     ):
         n = self.n = len(saved)
-        fields = {
-            "flops": flops,
-            "grads": grads,
-            "scratch": scratch,
-            "beyond": beyond,
-        }
-        for name, numbers in fields.items():
-            if numbers is not None and len(numbers) != n:
-                raise ValueError(
-                    f"`{name}` must have one number per node, as `saved`. "
-                    f"Received: len({name})={len(numbers)}, len(saved)={n}"
-                )
+        given = {"grads": grads, "scratch": scratch, "beyond": beyond}
+        _check_lengths(n, flops=flops, **given)
         zeros = np.zeros(n, np.int64)
         self.flops = np.asarray(flops, np.int64)
         self.scratch = np.asarray(zeros if scratch is None else scratch)

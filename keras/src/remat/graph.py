@@ -123,7 +123,10 @@ def run_segment(segment, values, operation_fn, scope, depth):
             return nodes.run_nodes(segment, values, operation_fn)
     if not segment.remat:
         return nodes.run_nodes(segment, values, operation_fn)
+    run_as_region(segment, values, operation_fn, scope, depth)
 
+
+def run_as_region(segment, values, operation_fn, scope, depth):
     reads = [key for key in segment.reads if key in values]
     writes = []
 

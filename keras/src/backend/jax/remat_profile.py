@@ -67,21 +67,10 @@ def trace(call, inputs, variables):
         for w, s in zip(wanted, specs)
     ]
 
-    def forward(*values):
-        given = values[len(inputs) :]
-        with StatelessScope(state_mapping=list(zip(variables, given))):
-            return [jax.numpy.asarray(y) for y in call(values[: len(inputs)])]
-
-    def run(*values):
-        def of_wanted(*changed):
-            changed = iter(changed)
-            return forward(
-                *(next(changed) if w else v for w, v in zip(wanted, values))
-            )
-
-        return jax.vjp(of_wanted, *(v for w, v in zip(wanted, values) if w))
-
-    function = run if any(wanted) else lambda *values: (forward(*values), ())
+    forward = forward_of(call, len(inputs), variables)
+    function = lambda *values: (forward(*values), ())
+    if any(wanted):
+        function = linearized(forward, wanted)
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
     found, kept, internal = describe(closed.jaxpr, len(inputs), len(shapes[0]))
     found["scratch"] = peak(closed.jaxpr, kept)
@@ -100,6 +89,32 @@ def trace(call, inputs, variables):
             len(shapes[0]),
         )
     return found
+
+
+def forward_of(call, n_inputs, variables):
+    """`call` as a function of its inputs and of the values of variables."""
+
+    def forward(*values):
+        given = values[n_inputs:]
+        with StatelessScope(state_mapping=list(zip(variables, given))):
+            return [jax.numpy.asarray(y) for y in call(values[:n_inputs])]
+
+    return forward
+
+
+def linearized(forward, wanted):
+    """`forward`, which also returns its backward pass for what is wanted."""
+
+    def run(*values):
+        def of_wanted(*changed):
+            changed = iter(changed)
+            return forward(
+                *(next(changed) if w else v for w, v in zip(wanted, values))
+            )
+
+        return jax.vjp(of_wanted, *(v for w, v in zip(wanted, values) if w))
+
+    return run
 
 
 def backward_of(outputs, backward):

@@ -18,8 +18,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as eager_tape
 
 from keras.src.backend.tensorflow import remat_keep
-from keras.src.backend.tensorflow.remat_captured import EagerSight
-from keras.src.backend.tensorflow.remat_captured import GraphSight
+from keras.src.backend.tensorflow.remat_captured import sight
 from keras.src.backend.tensorflow.remat_order import after
 from keras.src.backend.tensorflow.remat_order import copies_of
 from keras.src.backend.tensorflow.remat_order import finished
@@ -39,33 +38,17 @@ def checkpoint(run, inputs, policy=None):
     Returns:
         The flat list of tensors that `run.first` returns.
     """
-    flat_inputs = tf.nest.flatten(inputs, expand_composites=True)
-    if tf.executing_eagerly():
-        seen = EagerSight()
-    else:
-        seen = GraphSight(tf.compat.v1.get_default_graph())
+    seen = sight()
     run.graph = seen.graph
-    # Copies, to tell an argument from the same tensor that is closed over.
-    with record.stop_recording(), remat_keep.unwatched():
-        given = copies_of(inputs)
     keeper = remat_keep.Keeper(policy) if policy is not None else None
-    keeping = contextlib.nullcontext() if keeper is None else keeper
-    with record.VariableWatcher() as watcher, paused(run), seen, keeping:
-        results = run.first(*given)
-        # One that is an input too must be told apart from it.
-        with remat_keep.unwatched():
-            results = copies_of(results)
+    given, results, variables = first_run(run, inputs, seen, keeper)
     reads = [value for _, value in run.reads.values()]
-    known = [*flat_inputs, *reads]
-    variables = list(watcher.watched_variables())
-    for v in variables:  # those of Keras are read; tapes must hear of others
-        eager_tape.variable_accessed(v)
-    flat_given = tf.nest.flatten(given, expand_composites=True)
-    captured = seen.captured([*flat_given, *reads])
-    flat_results = tf.nest.flatten(results, expand_composites=True)
+    captured = seen.captured([*flat(given), *reads])
+    flat_results = flat(results)
     gradient = Gradient(run, inputs, reads, captured, variables, flat_results)
     gradient.keeper = keeper
-    sources = [*known, *captured, *(v.handle for v in variables)]
+    handles = [v.handle for v in variables]
+    sources = [*flat(inputs), *reads, *captured, *handles]
     if seen.graph is not None:
         with record.stop_recording(), remat_keep.unwatched():
             flat_results = hide_by_identity(flat_results, sources, gradient)
@@ -75,6 +58,32 @@ def checkpoint(run, inputs, policy=None):
     return tf.nest.pack_sequence_as(
         results, flat_results, expand_composites=True
     )
+
+
+def flat(nest):
+    return tf.nest.flatten(nest, expand_composites=True)
+
+
+def first_run(run, inputs, seen, keeper):
+    """Runs a region, hidden from all tapes.
+
+    Returns:
+        Tuple of what stood for the inputs, the results, and the variables
+        that were read, Keras's own aside.
+    """
+    # Copies, to tell an argument from the same tensor that is closed over.
+    with record.stop_recording(), remat_keep.unwatched():
+        given = copies_of(inputs)
+    keeping = contextlib.nullcontext() if keeper is None else keeper
+    with record.VariableWatcher() as watcher, paused(run), seen, keeping:
+        results = run.first(*given)
+        # One that is an input too must be told apart from it.
+        with remat_keep.unwatched():
+            results = copies_of(results)
+    variables = list(watcher.watched_variables())
+    for v in variables:  # those of Keras are read; tapes must hear of others
+        eager_tape.variable_accessed(v)
+    return given, results, variables
 
 
 class Gradient:
@@ -102,35 +111,28 @@ class Gradient:
         in_graph = not tf.executing_eagerly()
         incoming = [g for g, t in zip(gradients, self.trains) if t]
         known = [g for g in incoming if g is not None]
-        inputs, reads = self.inputs, self.reads
         if in_graph:
             known_before = [*known, *unread_gradients()]
-            inputs, reads = after(known_before, inputs, reads)
+            inputs, reads = after(known_before, self.inputs, self.reads)
         else:
-            inputs = copies_of(inputs)
+            inputs, reads = copies_of(self.inputs), self.reads
+        sources = [*flat(inputs), *reads, *self.captured]
+        at = [i for i, x in enumerate(sources) if is_differentiable(x)]
+        wanted = [sources[i] for i in at] + self.variables
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            flat = tf.nest.flatten(inputs, expand_composites=True)
-            sources = [*flat, *reads, *self.captured]
-            tape.watch([x for x in sources if is_differentiable(x)])
-            for v in self.variables:
-                tape.watch(v)
+            for x in wanted:
+                tape.watch(x)
             with self.giving(known if in_graph else []):
                 results = self.run.again(*inputs, values=reads)
-        results = tf.nest.flatten(results, expand_composites=True)
-        targets = [x for x, t in zip(results, self.trains) if t]
+        targets = [x for x, t in zip(flat(results), self.trains) if t]
         targets = [x for x, g in zip(targets, incoming) if g is not None]
-        at = [i for i, x in enumerate(sources) if is_differentiable(x)]
-        found = tape.gradient(
-            targets,
-            [sources[i] for i in at] + self.variables,
-            output_gradients=known,
-        )
+        found = tape.gradient(targets, wanted, output_gradients=known)
         result = [None] * len(sources) + list(found[len(at) :])
         for i, g in zip(at, found):
             result[i] = g
         if not in_graph:
             return result
-        result = finished(result, len(flat))
+        result = finished(result, len(flat(inputs)))
         unread_gradients()  # Those of this region are among what is held back.
         return result
 
@@ -154,16 +156,16 @@ class Gradient:
                 f"'{self.run.name}', which closes over tensors. Pass them as "
                 "arguments."
             )
-        known = tf.nest.flatten([self.inputs, self.reads], True)
+        known = flat([self.inputs, self.reads])
         at = [i for i, x in enumerate(known) if is_differentiable(x)]
 
         @tf.function(autograph=False)
         def tangents_of(inputs, reads, tangents):
-            flat = tf.nest.flatten([inputs, reads], True)
+            given = flat([inputs, reads])
             results = self.run.again(*inputs, values=reads)
-            results = tf.nest.flatten(results, expand_composites=True)
+            results = flat(results)
             incoming = [tf.ones_like(x) for x in results]
-            back = tf.gradients(results, [flat[i] for i in at], incoming)
+            back = tf.gradients(results, [given[i] for i in at], incoming)
             pairs = [(b, t) for b, t in zip(back, tangents) if b is not None]
             return tf.gradients(
                 [b for b, _ in pairs],

@@ -1,9 +1,17 @@
 """The tensors that a function closes over on TensorFlow, seen as it runs."""
 
+import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
 from keras.src.backend.tensorflow.remat_order import is_differentiable
+
+
+def sight():
+    """What sees the tensors that the code to run next closes over."""
+    if tf.executing_eagerly():
+        return EagerSight()
+    return GraphSight(tf.compat.v1.get_default_graph())
 
 
 class EagerSight:

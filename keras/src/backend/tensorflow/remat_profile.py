@@ -41,14 +41,7 @@ def trace(call, inputs, variables):
         variables: The Keras variables that `call` reads or writes.
 
     Returns:
-        Dict. `outputs`: list of `(shape, dtype, bytes)`. `aliases`: for each
-        output the input that it shares memory with, or `None`. `saved_inputs`
-        and `saved_outputs`: indices of those that the backward pass reads;
-        `internal`: bytes of all else that it reads but for variables.
-        `flops`: arithmetic of the forward run. `matmuls`: bytes of the results
-        of matrix products and convolutions. `scratch`: bytes that are there
-        only while the forward or the backward pass runs, gradients among
-        them.
+        Dict, see `keras/src/backend/jax/remat_profile.py`.
     """
     graph = tf.__internal__.FuncGraph("remat_profile")
     with tf.init_scope(), graph.as_default(), recording():
