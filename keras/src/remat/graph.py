@@ -114,8 +114,8 @@ def outputs_of(function, values):
 
 def run_segment(segment, values, operation_fn, scope, depth):
     """Runs one segment and adds its results to `values`."""
-    if segment.inherits:
-        with dividing(scope, depth, segment.inherits):
+    if segment.divided:
+        with dividing(scope, depth, segment.divided):
             return nodes.run_nodes(segment, values, operation_fn)
     if segment.inside:
         asked = Asked(segment.graph, scope, segment.inside, depth)

@@ -11,31 +11,14 @@ from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
-from keras.src.backend.common.remat_test_utils import counted
+from keras.src.backend.common.remat_test_utils import ChainModel
+from keras.src.backend.common.remat_test_utils import Wave
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.remat import profile
 
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
 MANY = np.tile(X, (64, 1))
-
-
-class Wave(layers.Layer):
-    """Counts how often it runs."""
-
-    def call(self, x):
-        return ops.tanh(counted(ops.sin(x), self.name))
-
-
-class Chain(models.Model):
-    def __init__(self, *parts, **kwargs):
-        super().__init__(**kwargs)
-        self.parts = list(parts)
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
 
 
 def dense(**kwargs):
@@ -58,7 +41,7 @@ def sequential(parts):
 
 
 def subclassed(parts):
-    model = Chain(*parts)
+    model = ChainModel(*parts)
     model(X)
     return model
 

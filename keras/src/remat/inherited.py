@@ -8,6 +8,12 @@ from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_scope import RematScope
 
 
+def decides_itself(op):
+    """Whether an operation inherits nothing: it says if it runs again."""
+    own, scope = vars(op).get("_remat_setting"), vars(op).get("_remat_scope")
+    return own is not None or (scope is not None and scope.mode is None)
+
+
 def scope_for(policy, explicit=False, depth=0):
     """The scope by which the parts of a model follow its policy.
 

@@ -5,6 +5,7 @@ import collections
 
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
+from keras.src.remat.inherited import decides_itself
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.specs import batch_size
 from keras.src.remat.specs import filled_in
@@ -19,7 +20,7 @@ Segment = collections.namedtuple(
         "reads",
         "writes",
         "inner",
-        "inherits",
+        "divided",
         "name",
         "drops",
         "graph",
@@ -35,7 +36,7 @@ Args:
     reads: Ids of tensors that come from before.
     writes: Ids of tensors that are needed after.
     inner: Segments that this one runs as; empty for all nodes at once.
-    inherits: Share of the parts of its only node that follow the policy.
+    divided: Share of the parts of its only node that are regions.
     name: What error messages and tables call it.
     drops: For each node, ids of the tensors that nothing reads after it.
     graph: The graph of the only node, a model, if a plan divides it; else
@@ -46,7 +47,7 @@ Args:
 
 Part = collections.namedtuple(
     "Part",
-    ["nodes", "remat", "inner", "inherits", "graph", "inside", "keep"],
+    ["nodes", "remat", "inner", "divided", "graph", "inside", "keep"],
     defaults=[None, (), None],
 )
 Part.__doc__ = "A `Segment` before it is known what is read and needed."
@@ -117,9 +118,9 @@ def settings(function):
     """What the operations of a graph, and of those in it, say themselves."""
     found = []
     for i, op in enumerate(all_operations(function)):
-        own = vars(op).get("_remat_setting")
-        scope = vars(op).get("_remat_scope")
-        if own is not None or (scope is not None and scope.mode is None):
+        if decides_itself(op):
+            own = vars(op).get("_remat_setting")
+            scope = vars(op).get("_remat_scope")
             found.append((i, own, scope is None or scope.mode))
     return tuple(found)
 
@@ -149,7 +150,7 @@ def build(parts, needed_after):
                 reads=reads,
                 writes=writes,
                 inner=build(part.inner, writes),
-                inherits=part.inherits,
+                divided=part.divided,
                 name=name_of(nodes),
                 drops=drops_of(nodes, needed),
                 graph=part.graph,

@@ -17,6 +17,7 @@ import numpy as np
 from keras.src import tree
 from keras.src.backend import KerasTensor
 from keras.src.remat import recurrent
+from keras.src.remat.inherited import decides_itself
 from keras.src.remat.planned import Segment
 from keras.src.remat.structure import graph_of
 from keras.src.remat.structure import holds_blocks
@@ -242,9 +243,7 @@ def ordered_nodes(function):
 
 def has_setting(node):
     """Whether the layer of a node says itself whether it runs again."""
-    op = node.operation
-    own, scope = vars(op).get("_remat_setting"), vars(op).get("_remat_scope")
-    return own is not None or (scope is not None and scope.mode is None)
+    return decides_itself(node.operation)
 
 
 def stays_out(node):

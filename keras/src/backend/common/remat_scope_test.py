@@ -6,7 +6,6 @@ import pytest
 from absl.testing import parameterized
 
 from keras.src import layers
-from keras.src import models
 from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.global_state import clear_session
@@ -14,18 +13,13 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import MODES
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_scope import get_current_remat_mode
+from keras.src.backend.common.remat_test_utils import ChainModel
+from keras.src.backend.common.remat_test_utils import Wave
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
-
-
-class Wave(layers.Layer):
-    """Counts how often it runs."""
-
-    def call(self, x):
-        return ops.tanh(counted(ops.sin(x), self.name))
 
 
 class Wider(Wave):
@@ -45,17 +39,6 @@ class Chain(layers.Layer):
         for part in self.parts:
             x = part(x)
         return ops.sin(x)  # torch stops a second run after its last saved value
-
-
-class ChainModel(models.Model):
-    def __init__(self, *parts):
-        super().__init__()
-        self.parts = list(parts)
-
-    def call(self, x):
-        for part in self.parts:
-            x = part(x)
-        return x
 
 
 @pytest.mark.requires_trainable_backend

@@ -20,7 +20,6 @@ SURROUNDINGS = (
     "name_scope_stack",
     "remat_depth",
     "remat_inherited",
-    "remat_keeper",
     "remat_marks",
     "remat_units",
     "remat_scope_stack",

@@ -6,6 +6,7 @@ import numpy as np
 
 from keras.src import backend
 from keras.src import layers
+from keras.src import models
 from keras.src import ops
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.stateless_scope import StatelessScope
@@ -44,6 +45,26 @@ class Inferring(layers.Layer):
 
     def call(self, x, training=None):
         return self.run(x)
+
+
+class Wave(layers.Layer):
+    """Counts how often it runs."""
+
+    def call(self, x):
+        return ops.tanh(counted(ops.sin(x), self.name))
+
+
+class ChainModel(models.Model):
+    """Calls its parts in order."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = list(parts)
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
 
 
 def counted(x, name="f"):

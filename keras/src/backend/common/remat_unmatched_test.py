@@ -10,7 +10,7 @@ from keras.src import models
 from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_scope import RematScope
-from keras.src.backend.common.remat_scope_test import ChainModel
+from keras.src.backend.common.remat_test_utils import ChainModel
 from keras.src.backend.common.remat_test_utils import step
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
