@@ -18,6 +18,7 @@ from keras.src.backend.common.remat_results import engine
 from keras.src.remat import nodes
 from keras.src.remat import segments
 from keras.src.remat.inherited import dividing
+from keras.src.remat.inherited import open_regions
 from keras.src.remat.inherited import scope_for
 from keras.src.remat.structure import graph_of
 
@@ -89,7 +90,7 @@ def run(function, inputs, operation_fn):
     _, scope, chosen, depth = global_state.get_global_attribute("remat_graph")
     global_state.set_global_attribute("remat_graph", None)
     if chosen is None:
-        depth = global_state.get_global_attribute("remat_depth") or 0
+        depth = open_regions()
         chosen = engine().untraced(
             segments.segments_for, function, inputs, scope.policy
         )

@@ -20,8 +20,8 @@ from keras.src.backend.common.remat_scope import without_scopes
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
 from keras.src.remat import recurrent
-from keras.src.remat.inherited import depth
 from keras.src.remat.inherited import inheriting
+from keras.src.remat.inherited import open_regions
 from keras.src.remat.inherited import scope_for
 from keras.src.remat.specs import as_spec
 from keras.src.remat.structure import graph_of
@@ -52,7 +52,7 @@ def wrap_call(op, fn, args, kwargs):
     if is_model(op):
         return model_in_scope(op, fn, setting)
     warn_later(setting.warn_unmatched)
-    if depth() >= setting.levels:
+    if open_regions() >= setting.levels:
         setting.note(op)
         return fn
     if not chosen(setting, op, args, kwargs):
@@ -87,17 +87,19 @@ def by_policy(op, fn, policy):
         return region(op, fn, policy)
     if graph_of(op) is not None:
         return graph.cut_call(op, fn, policy, explicit=True)
-    return inheriting(fn, scope_for(policy, explicit=True, depth=depth()))
+    return inheriting(
+        fn, scope_for(policy, explicit=True, depth=open_regions())
+    )
 
 
 def model_in_scope(model, fn, scope):
     """A model is a unit only if it is named; else its parts are."""
     if scope.mode == "list_of_layers" and scope.names(model):
-        if depth() >= scope.levels:
+        if open_regions() >= scope.levels:
             return fn
         return region(model, fn, scope.as_policy())
     if takes_all(scope) and graph_of(model) is not None:
-        if depth() >= scope.levels:
+        if open_regions() >= scope.levels:
             return fn
         return graph.cut_call(model, fn, scope.as_policy(), scope.explicit)
     return inheriting(fn, scope)
@@ -134,7 +136,7 @@ def rematerialized_activation(layer, fn):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with attributes(remat_depth=depth() + 1):
+        with attributes(remat_depth=open_regions() + 1):
             if is_layer(activation):
                 with own_setting(activation, True):
                     return fn(*args, **kwargs)

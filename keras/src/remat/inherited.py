@@ -55,6 +55,6 @@ def inheriting(fn, scope):
     return call
 
 
-def depth():
+def open_regions():
     """How many regions are open that a scope or model setting asked for."""
     return global_state.get_global_attribute("remat_depth") or 0

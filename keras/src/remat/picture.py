@@ -4,6 +4,7 @@ import numpy as np
 
 from keras.src.remat import planner
 from keras.src.remat import report
+from keras.src.remat.budget import show
 
 PLAIN, PLANNED, BUDGET = "#8a8f98", "#1f6fb4", "#c0392b"
 LEGEND = {"fontsize": 9, "framealpha": 1, "edgecolor": "white"}
@@ -81,7 +82,7 @@ def draw_memory(axes, plan, unit, scale):
             where="mid",
             color=color,
             linewidth=1.6,
-            label=f"{name}, peak {report.show(peak)}",
+            label=f"{name}, peak {show(peak)}",
         )
     draw_budget(axes.axhline, plan, scale)
     axes.axvline(0.5, color="#444", linewidth=0.8, linestyle=":")
@@ -113,7 +114,7 @@ def draw_budget(line, plan, scale):
         color=BUDGET,
         linewidth=1.2,
         linestyle="--",
-        label=f"budget {report.show(plan.budget)}",
+        label=f"budget {show(plan.budget)}",
     )
 
 
@@ -141,7 +142,7 @@ def draw_tradeoff(axes, plan, unit, scale):
         markersize=9,
         zorder=5,
         clip_on=False,
-        label=f"this plan: {report.show(plan.predicted_bytes)}, "
+        label=f"this plan: {show(plan.predicted_bytes)}, "
         f"{chosen[1]:+.0f} % arithmetic",
     )
     draw_budget(axes.axvline, plan, scale)

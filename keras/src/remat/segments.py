@@ -68,8 +68,7 @@ def segments_for(function, inputs, policy):
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
         specs = [filled_in(x) for x in inputs]
-        given = function, specs, policy, nested, skips_kept
-        plan = remat_plan.RematPlan(*given)
+        plan = remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
         remat_plan.log(plan)
         cuts[key] = segments_of(plan)
     return cuts[key]

@@ -65,8 +65,7 @@ def run_region(f, args=(), kwargs=None, policy=None, name=None):
 def call_region(f, args, kwargs, policy, name):
     if in_inference():  # asked again: an engine's tracer may not have known
         return f(*args, **kwargs)
-    run = Run(f, args, kwargs, name)
-    run.policy = policy
+    run = Run(f, args, kwargs, policy, name)
     results = run.finish(engine().checkpoint(run, run.inputs, policy))
     if policy is not None:
         warn_later(policy.warn_unseen)
@@ -156,8 +155,9 @@ class RecordingScope(StatelessScope):
 class Run:
     """One call of a region: its first run, its later runs, its results."""
 
-    def __init__(self, f, args, kwargs, name=None):
+    def __init__(self, f, args, kwargs, policy=None, name=None):
         self.f = f
+        self.policy = policy
         self.name = name or name_of(f)
         self.structure = (args, kwargs)
         self.leaves = tree.flatten(self.structure)
@@ -175,7 +175,6 @@ class Run:
         self.unmasked = []
         self.surroundings = capture_surroundings()
         self.outer = get_stateless_scope()
-        self.policy = None
         self.reads = {}
 
     def read(self, variable, outer):

@@ -45,8 +45,8 @@ def checkpoint(run, inputs, policy=None):
     reads = [value for _, value in run.reads.values()]
     captured = seen.captured([*flat(given), *reads])
     flat_results = flat(results)
-    gradient = Gradient(run, inputs, reads, captured, variables, flat_results)
-    gradient.keeper = keeper
+    known = inputs, reads, captured, variables
+    gradient = Gradient(run, keeper, *known, flat_results)
     handles = [v.handle for v in variables]
     sources = [*flat(inputs), *reads, *captured, *handles]
     if seen.graph is not None:
@@ -89,8 +89,11 @@ def first_run(run, inputs, seen, keeper):
 class Gradient:
     """Maps gradients of a region's results to those of its sources."""
 
-    def __init__(self, run, inputs, reads, captured, variables, results):
+    def __init__(
+        self, run, keeper, inputs, reads, captured, variables, results
+    ):
         self.run = run
+        self.keeper = keeper
         self.inputs = inputs
         self.reads = reads
         self.captured = captured
