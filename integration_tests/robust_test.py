@@ -185,3 +185,25 @@ class TestThreads:
             assert_equal(losses, expected)
         for model in models[1:]:
             assert_equal(numbers(model), numbers(models[0]))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="is about TensorFlow")
+def test_tf_function_looks_into_a_region():
+    import tensorflow as tf
+
+    def f(x):
+        for _ in tf.range(3):
+            x = tf.sin(x)
+        if tf.reduce_sum(x) > -1e9:
+            x = x * 2.0
+        return x
+
+    def gradient(f):
+        x = tf.constant([[0.1, -0.7]])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(f(x))
+        return tape.gradient(loss, x)
+
+    plain, remat = (tf.function(gradient)(g) for g in (f, keras.remat(f)))
+    np.testing.assert_allclose(remat, plain, rtol=1e-5)

@@ -80,10 +80,9 @@ class Flow:
         self.training = training
         self.policy = policy
         self.unprofiled = [] if unprofiled is None else unprofiled
+        # An optional input that is not given is `None`.
         specs = [spec_of(s) for s in input_specs]
-        self.specs = {
-            id(x): s for x, s in zip(function.inputs, specs) if s is not None
-        }
+        self.specs = dict(zip(map(id, function.inputs), specs))
 
     def costs(self, nodes):
         found = {}
@@ -94,13 +93,16 @@ class Flow:
 
     def cost(self, node):
         tensors = node.input_tensors
-        where = {}
+        where, absent = {}, {}
         for i, x in enumerate(tensors):
-            where.setdefault(id(x), i)
+            if self.specs[id(x)] is None:
+                absent[id(x)] = None
+            else:
+                where.setdefault(id(x), i)
         used = list(where.values())
 
         def fill_in(given):
-            return node.arguments.fill_in(dict(zip(where, given)))
+            return node.arguments.fill_in(dict(zip(where, given)) | absent)
 
         specs = [self.specs[id(tensors[i])] for i in used]
         call = node.operation, fill_in, specs, self.training

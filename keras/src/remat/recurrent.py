@@ -57,6 +57,9 @@ def run_in_parts(layer, policy, sequences, initial_state, mask, training):
     run = functools.partial(
         run_region, policy=policy, name=f"steps of {layer.name}"
     )
+    if getattr(layer, "stateful", False):
+        # Its own states are overwritten when the loop is done, maybe in place.
+        initial_state = tree.map_structure(ops.copy, initial_state)
     steps = tree.flatten(sequences)[0].shape[1]
     # A masked step repeats the output before it, which a part cannot see.
     count = 1 if mask is not None or steps is None else round(math.sqrt(steps))

@@ -56,6 +56,22 @@ class PartsOfTimeTest(testing.TestCase):
             for plain, parts in zip(*found, strict=True):
                 self.assertAllClose(plain, parts, atol=1e-6)
 
+    def test_states_that_are_carried_on(self):
+        x = np.random.default_rng(0).normal(size=(2, 12, 3))
+        found = []
+        for setting in (None, True):
+            utils.set_random_seed(0)
+            cells = [layers.SimpleRNNCell(4), layers.SimpleRNNCell(3)]
+            inputs = layers.Input(batch_shape=(2, 12, 3))
+            outputs = layers.RNN(cells, stateful=True)(inputs)
+            model = models.Model(inputs, outputs)
+            model.remat = setting
+            model.compile("sgd", "mse")
+            losses = [model.train_on_batch(x, x[:, 0]) for _ in range(3)]
+            found.append([np.ravel(losses), *model.layers[1].states])
+        for plain, parts in zip(*found, strict=True):
+            self.assertAllClose(plain, parts, atol=1e-6)
+
     @pytest.mark.skipif(
         backend.backend() != "jax",
         reason="Only JAX runs the parts in a loop with gradients of its own.",

@@ -27,6 +27,9 @@ from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_attributes import attributes
+from keras.src.backend.common.remat_fields import gathered
+from keras.src.backend.common.remat_fields import has_parts
+from keras.src.backend.common.remat_fields import spread
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_results import Results
@@ -161,9 +164,13 @@ class Run:
         self.name = name or name_of(f)
         self.structure = (args, kwargs)
         self.leaves = tree.flatten(self.structure)
+        self.has_fields = any(map(has_parts, self.leaves))
+        if self.has_fields:
+            self.structure = spread(self.structure, is_entering)
+            self.leaves = tree.flatten(self.structure)
         self.places, self.inputs = [], []
         for i, leaf in enumerate(self.leaves):
-            if engine().is_input(leaf) and not is_variable(leaf):
+            if is_entering(leaf):
                 self.places.append(i)
                 self.inputs.append(leaf)
                 self.leaves[i] = None
@@ -236,7 +243,8 @@ class Run:
             leaves[i] = x
         for i, mask in zip(self.masked, inputs[len(self.places) :]):
             set_keras_mask(inputs[i], mask)
-        args, kwargs = tree.pack_sequence_as(self.structure, leaves)
+        given = tree.pack_sequence_as(self.structure, leaves)
+        args, kwargs = gathered(given) if self.has_fields else given
         return self.f(*args, **kwargs)
 
     def check(self, results):
@@ -265,6 +273,11 @@ class Run:
         # From here on only later runs matter: hold nothing of this one.
         self.updated = self.loss_owners = self.inputs = None
         return outputs
+
+
+def is_entering(x):
+    """Whether `x` enters a region as a tensor."""
+    return engine().is_input(x) and not is_variable(x)
 
 
 def name_of(f):

@@ -8,6 +8,7 @@ what is no tensor, and the shape of the nest, stay here.
 from keras.src import tree
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_fields import Held
 from keras.src.backend.common.remat_fields import gathered
 from keras.src.backend.common.remat_fields import spread
 
@@ -33,7 +34,7 @@ class Results:
     """
 
     def __init__(self, outputs, scope):
-        outputs = spread(outputs)
+        outputs = spread(outputs, is_leaving)
         self.leaves = tree.flatten(outputs)
         self.places = [i for i, x in enumerate(self.leaves) if is_leaving(x)]
         tensors = [self.leaves[i] for i in self.places]
@@ -64,7 +65,10 @@ class Results:
             set_keras_mask(outputs[i], mask)
         outputs = gathered(self.packed(outputs))
         # A dataclass holds the tensors that it came with.
-        self.leaves = [type(x).__name__ for x in self.leaves]
+        self.leaves = [
+            repr(x) if isinstance(x, Held) else type(x).__name__
+            for x in self.leaves
+        ]
         return outputs, updates, losses
 
     def packed(self, outputs):
@@ -105,9 +109,13 @@ def spec_of(x):
 
     try:
         shape = tuple(x.shape)
-    except ValueError:  # of unknown rank
-        shape = None
-    return shape, standardize_dtype(x.dtype)
+    except (AttributeError, ValueError):
+        shape = None  # of unknown rank, or a nest that only the engine knows
+    dtype = getattr(x, "dtype", type(x).__name__)
+    try:
+        return shape, standardize_dtype(dtype)
+    except ValueError:  # of a kind that Keras does not have
+        return shape, str(dtype)
 
 
 def describe(spec):

@@ -18,6 +18,7 @@ from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as eager_tape
 
 from keras.src.backend.tensorflow import remat_keep
+from keras.src.backend.tensorflow import remat_state
 from keras.src.backend.tensorflow.remat_captured import sight
 from keras.src.backend.tensorflow.remat_order import after
 from keras.src.backend.tensorflow.remat_order import copies_of
@@ -25,6 +26,8 @@ from keras.src.backend.tensorflow.remat_order import finished
 from keras.src.backend.tensorflow.remat_order import is_differentiable
 from keras.src.backend.tensorflow.remat_order import unread_gradients
 from keras.src.backend.tensorflow.remat_order import values_of
+
+autograph = tf.__internal__.autograph
 
 
 def checkpoint(run, inputs, policy=None):
@@ -38,15 +41,18 @@ def checkpoint(run, inputs, policy=None):
     Returns:
         The flat list of tensors that `run.first` returns.
     """
-    seen = sight()
+    context = autograph.control_status_ctx()
+    if context.status.name == "ENABLED":  # it does not look in here itself
+        run.f = autograph.tf_convert(run.f, context)
+    seen, state = sight(), remat_state.State()
     run.graph = seen.graph
     keeper = remat_keep.Keeper(policy) if policy is not None else None
-    given, results, variables = first_run(run, inputs, seen, keeper)
+    given, results, variables = first_run(run, inputs, seen, state, keeper)
     reads = [value for _, value in run.reads.values()]
     captured = seen.captured([*flat(given), *reads])
     flat_results = flat(results)
     known = inputs, reads, captured, variables
-    gradient = Gradient(run, keeper, *known, flat_results)
+    gradient = Gradient(run, keeper, state, *known, flat_results)
     handles = [v.handle for v in variables]
     sources = [*flat(inputs), *reads, *captured, *handles]
     if seen.graph is not None:
@@ -64,7 +70,7 @@ def flat(nest):
     return tf.nest.flatten(nest, expand_composites=True)
 
 
-def first_run(run, inputs, seen, keeper):
+def first_run(run, inputs, seen, state, keeper):
     """Runs a region, hidden from all tapes.
 
     Returns:
@@ -75,7 +81,15 @@ def first_run(run, inputs, seen, keeper):
     with record.stop_recording(), remat_keep.unwatched():
         given = copies_of(inputs)
     keeping = contextlib.nullcontext() if keeper is None else keeper
-    with record.VariableWatcher() as watcher, paused(run), seen, keeping:
+    hearing = remat_state.hearing_functions()
+    with (
+        record.VariableWatcher() as watcher,
+        paused(run),
+        hearing,
+        state,
+        seen,
+        keeping,
+    ):
         results = run.first(*given)
         # One that is an input too must be told apart from it.
         with remat_keep.unwatched():
@@ -90,10 +104,11 @@ class Gradient:
     """Maps gradients of a region's results to those of its sources."""
 
     def __init__(
-        self, run, keeper, inputs, reads, captured, variables, results
+        self, run, keeper, state, inputs, reads, captured, variables, results
     ):
         self.run = run
         self.keeper = keeper
+        self.state = state
         self.inputs = inputs
         self.reads = reads
         self.captured = captured
@@ -125,7 +140,9 @@ class Gradient:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             for x in wanted:
                 tape.watch(x)
-            with self.giving(known if in_graph else []):
+            earlier = known if in_graph else []
+            state = self.state.again(self.run.name, earlier)
+            with state, self.giving(earlier):
                 results = self.run.again(*inputs, values=reads)
         targets = [x for x, t in zip(flat(results), self.trains) if t]
         targets = [x for x, g in zip(targets, incoming) if g is not None]

@@ -28,11 +28,12 @@ class EagerSight:
 
     def see(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         if graph is not None:  # a `tf.function` that is being traced
-            return
+            return outputs
         for x in inputs:
             if id(x) not in self.made:
                 self.used[id(x)] = x
-        self.made.update(id(x) for x in outputs or ())
+        self.made.update(id(x) for x in outputs)
+        return outputs  # what the next callback is given
 
     def captured(self, known):
         known = {id(x) for x in known}

@@ -69,13 +69,15 @@ class Watcher:
         open_watchers().remove(self)
 
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        # What is returned is what the next watcher is given.
         if graph is not self.graph or open_watchers()[-1] is None:
-            return None
+            return outputs
         if op_type in UNCOUNTED:
-            return None
+            return outputs
         self.counts[op_type] += 1
         number = (op_type, self.counts[op_type])
-        return self.see(number, op_type, inputs, outputs)
+        given = self.see(number, op_type, inputs, outputs)
+        return outputs if given is None else given
 
 
 class Keeper(Watcher):
