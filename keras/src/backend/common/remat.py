@@ -4,6 +4,7 @@ from keras.src.backend.common.remat_inference import (
     for_inference as for_inference,
 )
 from keras.src.backend.common.remat_later import ended as ended
+from keras.src.backend.common.remat_later import outermost as outermost
 from keras.src.backend.common.remat_op import remat as remat
 from keras.src.backend.common.remat_scope import (
     EffectiveSetting as EffectiveSetting,

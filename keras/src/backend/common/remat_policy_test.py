@@ -13,6 +13,7 @@ from keras.src.backend.common.remat_checks import parse_bytes
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
+from keras.src.backend.common.remat_test_utils import ChainModel
 from keras.src.backend.common.remat_test_utils import step
 from keras.src.remat.name_op import remat_name
 from keras.src.saving import register_keras_serializable
@@ -246,3 +247,17 @@ class RematPolicyTest(testing.TestCase):
             model.fit(X, X, batch_size=2, epochs=2, verbose=0)
 
         self.assertEqual(self.warned_of(run), ["['absent_fit']"])
+
+    @parameterized.parameters("graph", "subclass", "layers")
+    @pytest.mark.requires_trainable_backend
+    def test_fit_waits_for_names_of_later_regions(self, kind):
+        policy = RematPolicy(keep=["first", "second"])
+        parts = [Named("first"), layers.Dense(4), Named("second")]
+        model = models.Sequential(parts)
+        if kind != "graph":
+            model = ChainModel(*parts)
+        for part in parts if kind == "layers" else [model]:
+            part.remat = policy
+        model.compile("sgd", "mse")
+        run = lambda: model.fit(X, X, batch_size=2, epochs=2, verbose=0)
+        self.assertEqual(self.warned_of(run), [])
