@@ -17,11 +17,11 @@ from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_test_utils import counted
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.remat import cuts
 from keras.src.remat import recurrent
 from keras.src.remat import report
 from keras.src.remat.columns import summary_columns
 from keras.src.remat.measure import remat_report
-from keras.src.remat.plan import RematPlan
 from keras.src.remat.planned import Plan
 from keras.src.remat.planned import Segment
 from keras.src.remat.recurrent_test import stack
@@ -96,6 +96,18 @@ class RecurrentTest(testing.TestCase):
         self.assertLess(plan.predicted_bytes, 0.8 * plan.plain_bytes)
         self.assertIn("1 layer in parts", plan.line())
 
+    def test_parts_may_keep_products(self):
+        model = recurrent_model()
+        model.remat = policy = RematPolicy(keep="matmuls")
+        plan = model.remat_plan(len(X))
+        self.assertEqual(plan.segments[0].divided, 1)
+        self.assertIn(0, plan.chain.ways)  # it could be traced
+        plain, _ = trained(model, None, X)
+        ours, calls = trained(model, policy, X)
+        self.assertGreater(calls, 0)
+        for a, b in zip(plain, ours, strict=True):
+            self.assertAllClose(a, b, atol=1e-6)
+
     @parameterized.parameters((None, 0.5, 0.1), (0.8, 0.8, 0.2))
     def test_kept_bytes_are_as_measured(self, budget, most, within):
         # Those of a share of the steps are not traced, but an estimate.
@@ -132,7 +144,7 @@ class RecurrentTest(testing.TestCase):
         x = X[:2, :12, :3]
         plain, _ = trained(model, None, x)
         chosen = [Segment(i, i + 1, False, (), share) for i in range(3)]
-        with mock.patch.object(RematPlan, "choose", return_value=chosen):
+        with mock.patch.object(cuts, "chosen", return_value=chosen):
             ours, calls = trained(model, True, x)
         # Two directions, two layers; of three parts each where not in a scan.
         scans = backend.backend() == "jax"

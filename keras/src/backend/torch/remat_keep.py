@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from keras.src.backend.torch.remat_ops import aten
+from keras.src.backend.torch.remat_ops import UNCOUNTED
 from keras.src.backend.torch.remat_ops import first_of
 from keras.src.backend.torch.remat_ops import has_tensor
 from keras.src.backend.torch.remat_ops import kind_of
@@ -100,7 +100,7 @@ class Keeper(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func.overloadpacket is aten.detach:  # also made by torch's hooks
+        if func.overloadpacket in UNCOUNTED:
             return func(*args, **kwargs)
         number, self.count = self.count, self.count + 1
         for x in written(func, args, kwargs):
@@ -213,7 +213,7 @@ class Giver(TorchDispatchMode):
         return super().__exit__(*args)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket is aten.detach:
+        if func.overloadpacket in UNCOUNTED:
             return func(*args, **(kwargs or {}))
         number, self.count = self.count, self.count + 1
         if number not in self.kept:

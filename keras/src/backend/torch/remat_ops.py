@@ -12,6 +12,8 @@ ATTENTIONS = {
     aten._scaled_dot_product_efficient_attention,
     aten._scaled_dot_product_cudnn_attention,
 }
+# What torch's hooks do too, and what looks at a tensor without data.
+UNCOUNTED = {aten.detach, torch.ops.prim.device}
 
 
 def written(func, args, kwargs):
