@@ -13,6 +13,7 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 
 from keras.src.backend.torch import remat_keep
+from keras.src.backend.torch.remat_buffers import Buffers
 
 # torch compares what the second run saves with what the first one saved, and
 # says what differs. This is its own check, with the region's name added.
@@ -66,10 +67,13 @@ def checkpoint(run, inputs, policy=None):
     Returns:
         The flat list of tensors that `run.first` returns.
     """
-    turn = iter((run.first,))
+    buffers = Buffers()
+    turn = iter(((run.first, buffers.noted()),))
 
     def first_or_again(*inputs):
-        return next(turn, run.again)(*inputs)
+        f, context = next(turn, (run.again, None))
+        with context or buffers.as_noted(run.name):
+            return f(*inputs)
 
     settings = {"use_reentrant": False, "determinism_check": CHECK}
     if policy is not None:

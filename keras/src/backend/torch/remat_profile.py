@@ -19,6 +19,7 @@ from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.torch import remat_keep
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
+from keras.src.backend.torch.remat_buffers import copied
 from keras.src.backend.torch.remat_workspace import workspace
 
 # The optimizer runs when all gradients are there.
@@ -58,7 +59,7 @@ def trace(call, inputs, variables):
         counter.ignore([*given, *values])
         state = list(zip(variables, values))
         with StatelessScope(state_mapping=state), saved.hooks(), counter:
-            with remat_keep.watched_by(counter):
+            with remat_keep.watched_by(counter), copied():
                 outputs = call(list(given))
         for y in outputs:
             if logits_of(y) is not None:
