@@ -17,6 +17,7 @@ from keras.src.backend.common.remat_later import warn_later
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.backend.common.remat_scope import without_scopes
+from keras.src.backend.common.remat_unplanned import warn_unplanned
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.remat import graph
 from keras.src.remat import recurrent
@@ -66,7 +67,17 @@ def wrap_call(op, fn, args, kwargs):
         return without_scopes(fn) if takes_all(setting) else fn
     if has_recurrent_parts(op):
         return inheriting(fn, setting)
+    if not setting.explicit:  # else the model that asked was warned of
+        note_unplanned(op, setting.as_policy(), setting.matched)
     return region(op, fn, setting.as_policy())
+
+
+def note_unplanned(op, policy, noted):
+    """Warns of a budget for what no plan holds."""
+    planned = global_state.get_global_attribute("remat_share") is not None
+    if policy.memory_budget is not None and not planned:
+        if not in_inference():
+            warn_unplanned(noted, op)
 
 
 def chosen(scope, op, args, kwargs):
@@ -87,6 +98,7 @@ def by_policy(op, fn, policy):
         return region(op, fn, policy)
     if graph_of(op) is not None:
         return graph.cut_call(op, fn, policy, explicit=True)
+    note_unplanned(op, policy, policy.seen)
     return inheriting(
         fn, scope_for(policy, explicit=True, depth=open_regions())
     )
@@ -102,6 +114,8 @@ def model_in_scope(model, fn, scope):
         if open_regions() >= scope.levels:
             return fn
         return graph.cut_call(model, fn, scope.as_policy(), scope.explicit)
+    if takes_all(scope) and not scope.explicit:
+        note_unplanned(model, scope.as_policy(), scope.matched)
     return inheriting(fn, scope)
 
 

@@ -1,4 +1,4 @@
-"""Checks of what policies and scopes are given."""
+"""Checks of what policies are given, and scopes as well."""
 
 KEEP_WORDS = ("nothing", "matmuls", "matmuls_no_batch")
 
@@ -86,27 +86,4 @@ def check_count(name, value):
         return value
     raise ValueError(
         f"`{name}` must be an integer of at least 1. Received: {name}={value!r}"
-    )
-
-
-def check_names(names):
-    if names is None:
-        return []
-    if isinstance(names, str) or not all(isinstance(n, str) for n in names):
-        raise ValueError(
-            "`layer_names` must be a list of strings, e.g. "
-            f"`layer_names=['dense_1']`. Received: layer_names={names!r}"
-        )
-    return list(names)
-
-
-def check_types(types):
-    if types is None:
-        return None
-    types = types if isinstance(types, (list, tuple)) else [types]
-    if all(isinstance(t, (str, type)) for t in types) and types:
-        return tuple(types)
-    raise ValueError(
-        "`layer_types` must be layer classes or their names. "
-        f"Received: layer_types={types!r}"
     )

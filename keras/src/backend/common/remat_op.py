@@ -9,6 +9,7 @@ from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.remat_policy import get_policy
 from keras.src.backend.common.remat_scope import without_scopes
 from keras.src.backend.common.remat_setting import RematLayer
+from keras.src.backend.common.remat_unplanned import check_no_budget
 
 
 @keras_export(["keras.remat", "keras.ops.remat"])
@@ -82,6 +83,7 @@ def remat(f=None, *, policy=None):
     if isinstance(f, RematLayer):
         f.remat = True if policy is None else policy
         return f
+    check_no_budget(policy, "a function")
 
     inner = without_scopes(f)
 

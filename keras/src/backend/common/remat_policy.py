@@ -37,10 +37,10 @@ class RematPolicy:
             bool or a list of names given by `keras.ops.remat_name`. Defaults
             to `False`.
         memory_budget: What a training step may need beyond weights and batch,
-            for a model: bytes as an integer, a string such as `"2GiB"`, a
-            float between 0 and 1 (a share of the plain peak) or `"auto"`, what
-            the device has free. Defaults to `None`: no budget, least memory at
-            one more forward run.
+            for a Functional or Sequential model: bytes as an integer, a
+            string such as `"2GiB"`, a float between 0 and 1 (a share of the
+            plain peak) or `"auto"`, what the device has free. Defaults to
+            `None`: no budget, least memory at one more forward run.
         every: Only each `every`-th unit becomes a region. Defaults to `1`.
         levels: How deep regions nest in regions. Each level costs one more
             forward run and lowers the memory. Defaults to `1`.

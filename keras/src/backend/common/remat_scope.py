@@ -12,11 +12,13 @@ from keras.src.backend.common import remat_later
 from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_checks import check_budget
 from keras.src.backend.common.remat_checks import check_count
-from keras.src.backend.common.remat_checks import check_names
-from keras.src.backend.common.remat_checks import check_types
 from keras.src.backend.common.remat_policy import Names
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_policy import get_policy
+from keras.src.backend.common.remat_scope_checks import check_names
+from keras.src.backend.common.remat_scope_checks import check_planned
+from keras.src.backend.common.remat_scope_checks import check_threshold
+from keras.src.backend.common.remat_scope_checks import check_types
 
 LOADED = weakref.WeakValueDictionary()
 MODES = ("full", "activations", "larger_than", "list_of_layers", None)
@@ -55,16 +57,17 @@ class RematScope:
         output_size_threshold: Integer, a number of elements. Defaults to
             `1024`.
         layer_names: List of strings: names or paths of layers, or
-            `fnmatch` patterns for them such as `"block_*"`. Defaults to
-            `None`.
+            `fnmatch` patterns for them such as `"block_*"`; followed in mode
+            `"list_of_layers"` only. Defaults to `None`.
         layer_types: Layer classes or names of classes; only layers of these
             types become regions, each by itself. Defaults to `None`, all.
         every: Only each `every`-th unit becomes a region. Defaults to `1`.
         levels: How deep regions nest in regions. Defaults to `1`.
         policy: A `keras.RematPolicy`: what the regions keep. Defaults to
             `None`, nothing.
-        memory_budget: What a training step may need, see
-            `keras.RematPolicy`. Defaults to `None`.
+        memory_budget: What a training step of a Functional or Sequential
+            model may need, see `keras.RematPolicy`; in mode `"full"` without
+            `layer_types` only. Defaults to `None`.
 
     Raises:
         ValueError: If an argument is none of the above.
@@ -99,13 +102,14 @@ class RematScope:
                 f"Received: mode={mode!r}"
             )
         self.mode = mode
-        self.output_size_threshold = output_size_threshold
-        self.layer_names = check_names(layer_names)
+        self.output_size_threshold = check_threshold(output_size_threshold)
+        self.layer_names = check_names(layer_names, mode)
         self.layer_types = check_types(layer_types)
         self.every = check_count("every", every)
         self.levels = check_count("levels", levels)
         self.policy = get_policy(policy)
         self.memory_budget = check_budget(memory_budget)
+        check_planned(self)
         self.matched = Names()
         self.units = [0]
         self.explicit = False  # from a model's own setting

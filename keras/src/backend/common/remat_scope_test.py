@@ -179,6 +179,19 @@ class RematScopeTest(testing.TestCase):
         ("levels", {"levels": "2"}, ["at least 1"]),
         ("policy", {"policy": "all"}, ["'nothing'", "'matmuls'"]),
         ("budget", {"memory_budget": "much"}, ["2GiB", "auto"]),
+        ("no_names", {"mode": "list_of_layers"}, ["needs `layer_names`"]),
+        ("threshold", {"output_size_threshold": "big"}, ["a number"]),
+        ("threshold_below", {"output_size_threshold": -1}, ["a number"]),
+        (
+            "budget_by_size",
+            {"mode": "larger_than", "memory_budget": 0.5},
+            ["mode 'full'", "'larger_than'"],
+        ),
+        (
+            "budget_by_type",
+            {"layer_types": "Dense", "policy": RematPolicy(memory_budget=0.5)},
+            ["without `layer_types`", "['Dense']"],
+        ),
     )
     def test_a_wrong_value_lists_the_valid_ones(self, kwargs, valid):
         with self.assertRaises(ValueError) as caught:
@@ -194,10 +207,15 @@ class RematScopeTest(testing.TestCase):
             every=2,
             levels=2,
             policy=RematPolicy(keep=["x"]),
-            memory_budget="1MB",
         )
         config = scope.get_config()
         self.assertEqual(RematScope(**config).get_config(), config)
+        config = RematScope(memory_budget="1MB").get_config()
+        self.assertEqual(RematScope(**config).get_config(), config)
+
+    def test_names_that_the_mode_does_not_follow(self):
+        with self.assertWarnsRegex(UserWarning, "mode 'list_of_layers' only"):
+            RematScope(layer_names=["wave"])
 
     def test_current_mode_follows_the_nesting(self):
         self.assertIsNone(get_current_remat_mode())

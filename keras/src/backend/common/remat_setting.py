@@ -7,6 +7,7 @@ import weakref
 
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
+from keras.src.backend.common.remat_unplanned import check_no_budget
 
 
 class RematLayer:
@@ -47,6 +48,8 @@ class RematLayer:
         if isinstance(setting, RematScope):  # saved by a layer of a scope
             vars(self)["_remat_scope"] = setting
         else:
+            if not can_have_graph(self):
+                check_no_budget(setting, f"a {type(self).__name__} layer")
             vars(self)["_remat_setting"] = setting
         if getattr(self, "train_function", None) is not None:
             self.train_function = None  # trace again, with the new setting
@@ -87,6 +90,12 @@ class RematLayer:
     def from_config(cls, config, *args, **kwargs):
         create = applying_setting(super().from_config.__func__)
         return create(cls, config, *args, **kwargs)
+
+
+def can_have_graph(layer):
+    from keras.src.models.model import Model
+
+    return isinstance(layer, Model)
 
 
 def get_setting(value):
