@@ -2,6 +2,7 @@
 
 import warnings
 
+from keras.src.backend.common.remat_checks import check_budget
 from keras.src.backend.common.remat_checks import parse_bytes
 from keras.src.remat.profile_trace import engine
 
@@ -15,6 +16,26 @@ def budget_bytes(budget, chain):
     if isinstance(budget, str):
         return parse_bytes(budget)
     return int(budget * chain.plain_peak()) if budget < 1 else int(budget)
+
+
+def check_bytes(budget):
+    """A `memory_budget` for any batch, of which a share says nothing."""
+    check_budget(budget)
+    if budget == "auto":
+        found = engine().free_memory()
+        reason = "this device does not tell how much memory is free"
+    else:
+        is_share = budget is None or (
+            not isinstance(budget, str) and 0 < budget < 1
+        )
+        found = None if is_share else budget_bytes(budget, None)
+        reason = "a share of the plain peak means another number for each batch"
+    if found is None:
+        raise ValueError(
+            "`memory_budget` must be a number of bytes or a string such as "
+            f'"2GiB", as {reason}. Received: memory_budget={budget!r}'
+        )
+    return found
 
 
 def free_memory():

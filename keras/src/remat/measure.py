@@ -19,6 +19,7 @@ from keras.src import tree
 from keras.src.api_export import keras_export
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import setting_of
+from keras.src.layers.layer import Layer
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.measured import Measured
 from keras.src.remat.measured import RematReport
@@ -55,7 +56,8 @@ def remat_report(model, x, y=None):
         A `RematReport`. Its `summary()` prints a table.
 
     Raises:
-        ValueError: If the backend does not train, or the model is not built.
+        ValueError: If the backend does not train, there is no batch, or the
+            model is no Keras model or not built.
 
     Example:
 
@@ -66,6 +68,16 @@ def remat_report(model, x, y=None):
     report.remat_bytes / report.plain_bytes
     ```
     """
+    if not isinstance(model, Layer):
+        raise ValueError(
+            "`remat_report` measures a Keras model or layer. Received: "
+            f"model={model} (of type {type(model)}). To measure a function, "
+            "call it in a `keras.layers.Lambda` or a layer of your own."
+        )
+    if x is None:
+        raise ValueError(
+            "`remat_report` needs a batch of inputs. Received: x=None"
+        )
     if not model.built:
         raise ValueError(
             "`remat_report` needs a model that is built. Received: "

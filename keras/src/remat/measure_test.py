@@ -199,6 +199,12 @@ class RematReportTest(testing.TestCase):
         with self.assertRaisesRegex(ValueError, "is built"):
             remat_report(model, batch()[0])
 
+    def test_what_is_no_model_or_batch(self):
+        with self.assertRaisesRegex(ValueError, "Keras model or layer"):
+            remat_report(lambda x: x, batch()[0])
+        with self.assertRaisesRegex(ValueError, "a batch of inputs"):
+            remat_report(block_model(), None)
+
     def test_summary_shows_both(self):
         found = report_of_blocks()
         text = printed(found.summary)

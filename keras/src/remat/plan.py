@@ -4,6 +4,7 @@ import functools
 
 from keras.src import tree
 from keras.src.api_export import keras_export
+from keras.src.backend.common.remat_checks import check_count
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.remat import cuts
 from keras.src.remat import picture
@@ -11,7 +12,10 @@ from keras.src.remat import planner
 from keras.src.remat import profile
 from keras.src.remat import report
 from keras.src.remat.budget import budget_bytes
+from keras.src.remat.budget import check_bytes
 from keras.src.remat.budget import show
+from keras.src.remat.specs import UNKNOWN
+from keras.src.remat.specs import has_unknown
 from keras.src.remat.specs import with_batch
 from keras.src.remat.structure import graph_of
 from keras.src.remat.units import Units
@@ -59,6 +63,7 @@ class RematPlan:
         self.units = Units(self.function)
         self.nodes = self.units.nodes
         self.unprofiled = []
+        self.guessed = False  # whether unknown dimensions were filled in
         budget = policy.memory_budget
         dividing = None if budget is None else policy
         self.costs = self.profiled(specs, self.unprofiled, dividing)
@@ -137,13 +142,17 @@ class RematPlan:
         """The largest batch whose plan fits into a budget.
 
         Args:
-            memory_budget: Bytes, or a string such as `"2GiB"`.
+            memory_budget: Bytes, a string such as `"2GiB"`, or `"auto"`, what
+                the device has free.
             limit: Largest batch to look at. Defaults to `65536`.
 
         Returns:
             An integer; 0 if not even one sample fits.
+
+        Raises:
+            ValueError: If the budget is none of these.
         """
-        budget = budget_bytes(memory_budget, self.chain)
+        budget = check_bytes(memory_budget)
         low, high = 0, 1
         while high <= limit and self.floor(high) <= budget:
             low, high = high, 2 * high
@@ -177,10 +186,14 @@ class RematPlan:
         parts = f" ({keep} keep products)" if keep else ""
         parts += f", {divided} {layers} in parts" if divided else ""
         extra = self.predicted_extra_flops / max(1, self.plain_flops)
+        peak, plain = show(self.predicted_bytes), show(self.plain_bytes)
+        of_plain = f"{peak} of {plain}"
+        if self.predicted_bytes > self.plain_bytes:
+            of_plain = f"{peak}, more than the {plain} of plain"
+        guess = f" (unknown dimensions as {UNKNOWN})" if self.guessed else ""
         return (
-            f"remat: {regions} regions{parts}, "
-            f"peak {show(self.predicted_bytes)} of {show(self.plain_bytes)}, "
-            f"{extra:.0%} more arithmetic"
+            f"remat: {regions} region{'' if regions == 1 else 's'}{parts}, "
+            f"peak {of_plain}, {extra:.0%} more arithmetic{guess}"
         )
 
     def __repr__(self):
@@ -230,7 +243,11 @@ def plan_for(model, batch_size, memory_budget=None, input_spec=None):
             policy.levels,
         )
     given = function.inputs if input_spec is None else tree.flatten(input_spec)
-    return RematPlan(model, [with_batch(s, batch_size) for s in given], policy)
+    batch_size = check_count("batch_size", batch_size)
+    specs = [with_batch(s, batch_size) for s in given]
+    plan = RematPlan(model, specs, policy)
+    plan.guessed = has_unknown(given)
+    return plan
 
 
 def log(plan):

@@ -9,12 +9,14 @@ from keras.src import layers
 from keras.src import models
 from keras.src import testing
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.remat import budget
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.budget import free_memory
 from keras.src.remat.budget import show
 from keras.src.remat.cuts import for_cuts
 from keras.src.remat.planned import Plan
 from keras.src.remat.profile_trace import NodeCost
+from keras.src.remat.report_test import printed
 from keras.src.remat.specs import UNKNOWN
 from keras.src.utils import set_random_seed
 
@@ -101,6 +103,53 @@ class RematPlanTest(testing.TestCase):
         model.remat_plan(found, memory_budget=budget)
         with self.assertRaises(ValueError):
             model.remat_plan(found + 1, memory_budget=budget)
+
+    @parameterized.parameters(0.5, None, "1zz", -1)
+    def test_max_batch_size_needs_bytes(self, budget):
+        plan = residual_model(1).remat_plan(8)
+        with self.assertRaisesRegex(ValueError, "`memory_budget` must be"):
+            plan.max_batch_size(budget)
+
+    def test_max_batch_size_of_what_is_free(self):
+        plan = residual_model(1).remat_plan(8)
+        engine = mock.Mock(free_memory=lambda: plan.floor(10))
+        with mock.patch.object(budget, "engine", lambda: engine):
+            self.assertEqual(
+                plan.max_batch_size("auto"),
+                plan.max_batch_size(plan.floor(10)),
+            )
+        engine.free_memory = lambda: None
+        with mock.patch.object(budget, "engine", lambda: engine):
+            with self.assertRaisesRegex(ValueError, "does not tell"):
+                plan.max_batch_size("auto")
+
+    @parameterized.parameters(0, "8", 8.0, None, True)
+    def test_batch_size_must_be_a_positive_integer(self, batch_size):
+        with self.assertRaisesRegex(ValueError, "`batch_size` must be"):
+            residual_model(1).remat_plan(batch_size)
+
+    def test_batch_size_may_be_of_numpy(self):
+        plan = residual_model(1).remat_plan(np.int64(8))
+        self.assertEqual(plan.batch_size, 8)
+
+    @parameterized.parameters(None, 7)
+    def test_unknown_dimensions_are_said_to_be_guessed(self, length):
+        inputs = layers.Input((length, 8))
+        model = models.Model(inputs, layers.Dense(4)(inputs))
+        plan = model.remat_plan(8)
+        words = ("Unknown dimensions were taken", f"dimensions as {UNKNOWN}")
+        for word, text in zip(words, (printed(plan.summary), plan.line())):
+            self.assertEqual(word in text, length is None)
+        spec = backend.KerasTensor((None, 7, 8))
+        self.assertFalse(model.remat_plan(8, input_spec=spec).guessed)
+
+    def test_a_plan_above_plain_says_so(self):
+        plan = residual_model(1).remat_plan(8)
+        for peak in (plan.plain_bytes, plan.plain_bytes + 1):
+            plan.planned = plan.planned._replace(peak=peak)
+            for text in (plan.line(), printed(plan.summary)):
+                more = peak > plan.plain_bytes
+                self.assertEqual("more than" in text, more)
 
     def test_no_batch_fits_into_one_byte(self):
         plan = residual_model(1).remat_plan(8)

@@ -5,6 +5,8 @@ plain part its residuals, and results that are needed after the part; in a
 region only results that are needed after the region.
 """
 
+import collections
+
 import numpy as np
 import rich.console
 import rich.markup
@@ -13,7 +15,20 @@ import rich.table
 from keras.src.remat import ways
 from keras.src.remat.budget import show
 from keras.src.remat.planned import Segment
+from keras.src.remat.specs import UNKNOWN
 from keras.src.utils import io_utils
+
+Column = collections.namedtuple("Column", ["title", "wraps"])
+COLUMNS = (
+    Column("Region", False),
+    Column("From .. to layer", True),
+    Column("Keeps", True),
+    Column("Layers", False),
+    Column("Kept", False),
+    Column("Share of peak", False),
+    Column("Runs again", False),
+)
+DISPENSABLE = ("Share of peak", "Layers")  # where there is no room for all
 
 
 def print_plan(plan):
@@ -26,14 +41,43 @@ def print_plan(plan):
         title=f"Rematerialization of {rich.markup.escape(plan_name(plan))}",
         title_justify="left",
     )
-    table.add_column("Region")
-    table.add_column("Layers", overflow="fold")
-    table.add_column("Keeps", overflow="fold")
-    for name in ("Number", "Kept", "Share of peak", "Runs again"):
-        table.add_column(name, justify="right")
-    for row in plan_rows(plan):
-        table.add_row(*map(rich.markup.escape, row))
+    rows, width = plan_rows(plan), rich.console.Console().width
+    shown = fitting(rows, width)
+    is_narrow = sum(widest(rows, k) + 3 for k in shown) >= width
+    for k in shown:
+        # The names of layers get what room there is.
+        squeezed = is_narrow and COLUMNS[k].title == "Keeps"
+        table.add_column(
+            COLUMNS[k].title,
+            justify="right" if k > 2 else "left",
+            overflow="fold",
+            no_wrap=not COLUMNS[k].wraps,
+            width=needed(rows, k) if squeezed else None,
+        )
+    for row in rows:
+        table.add_row(*(rich.markup.escape(row[k]) for k in shown))
     print_rich([table, *plan_lines(plan)])
+
+
+def fitting(rows, width):
+    """The numbers of the columns for which there is room in a line."""
+    shown = list(range(len(COLUMNS)))
+    for title in DISPENSABLE:
+        if sum(needed(rows, k) + 3 for k in shown) < width:
+            break
+        shown = [k for k in shown if COLUMNS[k].title != title]
+    return shown
+
+
+def widest(rows, k):
+    return max(map(len, [COLUMNS[k].title, *(row[k] for row in rows)]))
+
+
+def needed(rows, k):
+    """How wide a column must be, to break no word."""
+    if not COLUMNS[k].wraps:
+        return widest(rows, k)
+    return max(len(word) for row in rows for word in row[k].split())
 
 
 def plan_name(plan):
@@ -96,15 +140,27 @@ def plan_lines(plan):
         f" Kept after the forward run: {show(before)} plain, "
         f"{show(after)} planned",
         f" Peak: {show(plan.plain_bytes)} plain, "
-        f"{show(plan.predicted_bytes)} planned"
-        + (f", budget {show(plan.budget)}" if plan.budget is not None else ""),
+        f"{show(plan.predicted_bytes)} planned{beside_peak(plan)}",
         f" Arithmetic of a step: {show_flops(plan.plain_flops)} plain, "
         f"{show_flops(plan.plain_flops + extra)} planned ({share:+.0%})",
     ]
+    if plan.guessed:
+        lines.append(
+            f" Unknown dimensions were taken as {UNKNOWN}; "
+            "give `input_spec=` for others"
+        )
     if plan.unprofiled:
         names = ", ".join(dict.fromkeys(plan.unprofiled))
         lines.append(f" Guessed from shapes, not traced: {names}")
     return [rich.markup.escape(line) for line in lines]
+
+
+def beside_peak(plan):
+    more = plan.predicted_bytes > plan.plain_bytes
+    text = " (more than plain)" if more else ""
+    if plan.budget is not None:
+        text += f", budget {show(plan.budget)}"
+    return text
 
 
 def show_flops(count):

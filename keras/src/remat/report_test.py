@@ -46,6 +46,18 @@ class ShownPlanTest(testing.TestCase):
         for word in ("Region", "Kept", "Runs again", "budget", "planned"):
             self.assertIn(word, text)
 
+    def test_a_narrow_table_breaks_no_names(self):
+        plan = block_model().remat_plan(BATCH, memory_budget=0.8)
+        for layer in plan.model.layers:
+            layer.name = f"long_name_of_{layer.name}"
+        columns = {"80": False, "140": True}
+        for width, all_columns in columns.items():
+            with mock.patch.dict(os.environ, COLUMNS=width):
+                text = printed(plan.summary)
+            for s in plan.segments:
+                self.assertIn(plan.nodes[s.start].operation.name, text)
+            self.assertEqual("Share of peak" in text, all_columns)
+
     def test_table_names_what_was_not_traced(self):
         plan = block_model().remat_plan(BATCH)
         plan.unprofiled.append("odd_one")

@@ -9,6 +9,7 @@ from keras.src.remat.inherited import decides_itself
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.specs import batch_size
 from keras.src.remat.specs import filled_in
+from keras.src.remat.specs import has_unknown
 from keras.src.remat.specs import shape_of
 from keras.src.remat.structure import graph_of
 
@@ -69,6 +70,7 @@ def segments_for(function, inputs, policy):
             cuts.clear()
         specs = [filled_in(x) for x in inputs]
         plan = remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
+        plan.guessed = has_unknown(inputs)
         remat_plan.log(plan)
         cuts[key] = segments_of(plan)
     return cuts[key]

@@ -16,6 +16,12 @@ def with_batch(spec, batch_size):
     return KerasTensor(shape, dtype=spec.dtype, name=spec.name)
 
 
+def has_unknown(specs):
+    """Whether dimensions beside the first are unknown."""
+    shapes = [s.shape[1:] for s in specs if s is not None]
+    return any(d is None for shape in shapes for d in shape)
+
+
 def shape_of(x):
     if x is None:
         return None

@@ -1,5 +1,7 @@
 """Checks of what policies are given, and scopes as well."""
 
+import numbers
+
 KEEP_WORDS = ("nothing", "matmuls", "matmuls_no_batch")
 
 
@@ -82,8 +84,9 @@ def parse_bytes(text):
 
 
 def check_count(name, value):
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
+    is_integer = isinstance(value, numbers.Integral)
+    if is_integer and not isinstance(value, bool) and value >= 1:
+        return int(value)
     raise ValueError(
         f"`{name}` must be an integer of at least 1. Received: {name}={value!r}"
     )

@@ -33,8 +33,9 @@ def remat(f=None, *, policy=None):
             and results. A `keras.layers.Layer` or model gets its `remat`
             setting turned on, and is returned itself. Defaults to `None`:
             a decorator is returned.
-        policy: A `keras.RematPolicy`: what the function keeps all the same.
-            Defaults to `None`, keep nothing.
+        policy: A `keras.RematPolicy`, or a word for its `keep` such as
+            `"matmuls"`: what the function keeps all the same. Defaults to
+            `None`, keep nothing.
 
     Returns:
         A function with the name, signature and docstring of `f`, or `f`
@@ -42,7 +43,8 @@ def remat(f=None, *, policy=None):
 
     Raises:
         TypeError: If `f` is not callable.
-        ValueError: If `policy` is not a policy. In the backward pass, if the
+        ValueError: If `policy` is neither, or has a `memory_budget` for a
+            function, which has no graph to plan. In the backward pass, if the
             second run gives values of another structure, shape or dtype than
             the first.
 

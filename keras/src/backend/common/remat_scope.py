@@ -63,8 +63,8 @@ class RematScope:
             types become regions, each by itself. Defaults to `None`, all.
         every: Only each `every`-th unit becomes a region. Defaults to `1`.
         levels: How deep regions nest in regions. Defaults to `1`.
-        policy: A `keras.RematPolicy`: what the regions keep. Defaults to
-            `None`, nothing.
+        policy: A `keras.RematPolicy`, or a word for its `keep`: what the
+            regions keep. Defaults to `None`, nothing.
         memory_budget: What a training step of a Functional or Sequential
             model may need, see `keras.RematPolicy`; in mode `"full"` without
             `layer_types` only. Defaults to `None`.

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import weakref
 
+from keras.src.backend.common.remat_checks import check_budget
 from keras.src.backend.common.remat_policy import RematPolicy
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_unplanned import check_no_budget
@@ -65,14 +66,15 @@ class RematLayer:
                 `keras.RematPolicy`. Defaults to `None`: the model's own
                 policy, or else the least memory at one more forward run.
             input_spec: Nest of `keras.KerasTensor`, for inputs of unknown
-                size. Defaults to `None`: the model's inputs.
+                size. Defaults to `None`: the model's inputs, of which unknown
+                dimensions are taken as 32, as the plan's `summary()` says.
 
         Returns:
             A `keras.RematPlan`.
 
         Raises:
-            ValueError: If the model is not a graph of layers, or no plan
-                fits into the budget.
+            ValueError: If the model is not a graph of layers, the batch size
+                is no positive integer, or no plan fits into the budget.
 
         Example:
 
@@ -110,12 +112,26 @@ def get_setting(value):
         )
         if cls is not None:
             return cls.from_config(value["config"])
+    advice = 'To keep some values, use e.g. `keras.RematPolicy(keep="matmuls")`'
+    if is_budget(value):
+        advice = (
+            "For a budget of memory, use "
+            f"`keras.RematPolicy(memory_budget={value!r})`"
+        )
     raise ValueError(
         '`remat` must be `None`, `True`, `False`, "full", a '
         "`keras.RematPolicy` or its serialized config. "
         f"Received: remat={value!r} (of type {type(value)}). "
-        'To keep some values, use e.g. `keras.RematPolicy(keep="matmuls")`.'
+        f"{advice}."
     )
+
+
+def is_budget(value):
+    """Whether a value would do as a `memory_budget`."""
+    try:
+        return not isinstance(value, (bool, dict)) and bool(check_budget(value))
+    except ValueError:
+        return False
 
 
 def setting_config(layer):

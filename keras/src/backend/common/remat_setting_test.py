@@ -202,6 +202,12 @@ class RematSettingTest(testing.TestCase):
         with self.assertRaisesRegex(ValueError, "`remat` must be"):
             layers.Dense(2, remat=setting)
 
+    @parameterized.parameters("20MiB", 0.5, 10**6, "auto")
+    def test_a_bare_budget_is_shown_the_way(self, setting):
+        advice = rf"RematPolicy\(memory_budget={setting!r}\)"
+        with self.assertRaisesRegex(ValueError, advice):
+            layers.Dense(2).remat = setting
+
     @parameterized.named_parameters(*MAKERS.items())
     def test_the_config_has_it_only_when_set(self, make):
         layer = make()
