@@ -40,9 +40,12 @@ def draw_step(path, usages):
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.34 * highest)
     xlabel = "progress of one training step (order of execution)"
-    if any(max(u.timeline) != u.peak for u in usages.values()):
+    if not all(map(shows_peak, usages.values())):
         # XLA lets results take the place of what they are made from.
-        xlabel += "\ncurves: values alive; numbers: the compiler's own buffers"
+        xlabel += (
+            "\nfilled: values alive, one by one; dashed: the memory that the "
+            "compiler reserves for them, some in the place of others"
+        )
     axes.set_xlabel(xlabel)
     axes.set_ylabel("MiB beyond weights, optimizer and batch")
     first, *_, last = usages
@@ -60,16 +63,27 @@ def draw_course(axes, color, name, usage):
     axes.plot(where, mib, color=color, linewidth=1.2, label=name)
     top = max(mib)
     at = where[mib.index(top)]
-    axes.plot([at], [top], "o", color=color, markersize=4)
+    text = f"{usage.peak / MIB:.1f} MiB"
+    if shows_peak(usage):
+        axes.plot([at], [top], "o", color=color, markersize=4)
+    else:
+        top = usage.peak / MIB
+        axes.axhline(top, color=color, linewidth=1, linestyle="--")
+        text, at = f"{text} reserved", 0.01
     axes.annotate(
-        f"{usage.peak / MIB:.1f} MiB",
+        text,
         (at, top),
         xytext=(0, 6),
         textcoords="offset points",
-        ha="center",
+        ha="center" if shows_peak(usage) else "left",
         color=color,
         weight="bold",
     )
+
+
+def shows_peak(usage):
+    """Whether the highest point of the curve is the peak that is told."""
+    return max(usage.timeline) == usage.peak
 
 
 def draw_backward(axes, color, name, usage, height):
@@ -95,7 +109,7 @@ STRATEGIES = {
     "budget 0.25": ("#2b8a3e", "<"),
     "by hand": ("#1864ab", "X"),
     "by hand, ordered": ("#4dabf7", "P"),
-    "by hand, no early stop": ("#4dabf7", "P"),
+    "by hand, no early stop": ("#4dabf7", "*"),
     "stock full": ("#212529", "v"),
 }
 FAR = 1.2  # Where markers end; what lies beyond is written there.
@@ -168,14 +182,12 @@ def draw_model(axes, height, group, variant):
             k = names.index(name) - (name == "by hand, no early stop")
             y = height + 0.8 * (k - (len(names) - 2) / 2) / len(names)
             draw_strategy(axes, y, name, row, base)
+        draw_failures(axes, height, found)
 
 
 def draw_strategy(axes, y, name, row, base):
     color, marker = STRATEGIES[name]
     if "error" in row:
-        stock = name.startswith("stock")
-        text = "stock fails" if stock else f"{name}: not possible"
-        axes.text(FAR + 0.04, y, text, fontsize=6, va="center", color=color)
         return
     share = row["peak"] / base
     face = "white" if row["fault"] else color
@@ -190,3 +202,16 @@ def draw_strategy(axes, y, name, row, base):
     if share > FAR:
         text = f"{share:.1f} "
         axes.text(FAR - 0.03, y, text, fontsize=6, ha="right", va="center")
+
+
+def draw_failures(axes, height, found):
+    """What could not run, in words beside the markers; one text a model."""
+    rows = found["rows"]
+    failed = [n for n in STRATEGIES if "error" in rows.get(n, {})]
+    if found["stock"]:
+        text, y = "stock fails", height + 0.38
+    else:
+        text = "not possible:\n" + "\n".join(failed)
+        y = height
+    if failed:
+        axes.text(FAR + 0.04, y, text, fontsize=6, va="center", color="#495057")

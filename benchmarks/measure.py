@@ -46,6 +46,11 @@ class Usage(NamedTuple):
 def engine(name=None):
     """The module that measures on a backend."""
     name = name or os.environ.get("KERAS_BACKEND", "tensorflow")
+    if name not in ENGINES:
+        raise SystemExit(
+            f"Backend {name!r} does not train, so there is no step to "
+            f"measure. Use one of: {', '.join(ENGINES)}."
+        )
     return importlib.import_module(ENGINES[name])
 
 

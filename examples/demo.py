@@ -168,6 +168,12 @@ def train(runs, steps, seconds, text, console):
                 progress.update(task, advance=1, loss=loss)
             if time.perf_counter() > end:
                 break
+    done = len(runs[0].losses)
+    if done < steps:
+        console.print(
+            f"Stopped after {done} of {steps} steps, as {seconds:.0f} seconds "
+            "were over (--seconds)"
+        )
 
 
 def difference(runs):
