@@ -29,7 +29,7 @@ def chosen(plan):
         if outside:
             found += run_by_themselves(group, start, every)
         else:
-            chain = plan.chain_of(for_cuts(plan.costs), start, stop)
+            chain = plan.chain_of(plan.costs, start, stop)
             segments = thin_out(smallest(plan, chain), every)
             found += [shifted(s, start) for s in segments]
         start = stop
@@ -60,19 +60,4 @@ def smallest(plan, chain):
         else:
             pairs = chain.borders.divided(s.start, s.stop)
             found += [Segment(a, b, True) for a, b in pairs]
-    return found
-
-
-def for_cuts(costs):
-    """Costs without what an engine holds beside, which cuts do not change.
-
-    But kernels that it lays out anew are there until their backward run, so
-    regions near the end, which is run back first, have less room.
-    """
-    found, laid_out = [], 0
-    for cost in costs:
-        laid_out += cost.late
-        scratch = cost.scratch + laid_out
-        beside = {"beyond": 0, "late": 0, "constants": 0, "scratch": scratch}
-        found.append(cost._replace(**beside))
     return found

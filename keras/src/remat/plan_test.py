@@ -13,9 +13,7 @@ from keras.src.remat import budget
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.budget import free_memory
 from keras.src.remat.budget import show
-from keras.src.remat.cuts import for_cuts
 from keras.src.remat.planned import Plan
-from keras.src.remat.profile_trace import NodeCost
 from keras.src.remat.report_test import printed
 from keras.src.remat.specs import UNKNOWN
 from keras.src.utils import set_random_seed
@@ -227,14 +225,3 @@ class BatchOfFitTest(testing.TestCase):
         batches = [c.args[0].specs[0].shape[0] for c in log.call_args_list]
         self.assertEqual(batches[0], 100)
         self.assertNotIn(UNKNOWN, batches)
-
-
-class CutsTest(testing.TestCase):
-    def test_what_an_engine_holds_beside_makes_no_cuts(self):
-        numbers = dict.fromkeys(NodeCost._fields, 0)
-        cost = NodeCost(**{**numbers, "scratch": 1, "beyond": 8, "late": 4})
-        found = for_cuts([cost, cost._replace(constants=5)])
-        for c in found:
-            self.assertEqual((c.beyond, c.late, c.constants), (0, 0, 0))
-        # But kernels that are laid out anew wait for their backward run.
-        self.assertEqual([c.scratch for c in found], [1 + 4, 1 + 8])

@@ -17,6 +17,7 @@ makes the truth lower; masks that layers hand on count at their reader.
 """
 
 import functools
+import itertools
 
 from keras.src import tree
 from keras.src.remat import profile_key
@@ -215,8 +216,8 @@ def graph_cost(graph, specs, order, training, unprofiled):
         scratch=max((c.scratch for c in costs), default=0),
         kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
         profiled=all(c.profiled for c in costs),
-        beyond=sum(c.beyond for c in costs),
-        late=sum(c.late for c in costs),
+        beyond=sum(kept.beyond),
+        copied=sum(c.copied for c in costs),
         constants=sum(c.constants for c in costs),
         made=sum((c.made for c in costs), ()),
     )
@@ -246,23 +247,31 @@ def chain_of(
     at_once = engine().UPDATES_AT_ONCE
     results = sum(kept.size(x) for x in function.outputs) if has_loss else 0
     loss = results * engine().LOSS_COPIES
-    always = sum(c.constants for c in costs)
-    # Where kernels are laid out anew, a kept convolution holds more of them
-    # than is known here.
-    late = any(c.late for c in costs)
+    beside = held_beside(costs)
     chain = Chain(
         kept.by_node(),
         kept.values(),
         [c.flops for c in costs],
-        [c.late for c in costs] if at_once else kept.grads(),
-        [c.scratch + always for c in costs],
-        [c.beyond for c in costs],
-        loss and loss + always,
+        [0] * len(nodes) if at_once else kept.grads(),
+        [c.scratch + b for c, b in zip(costs, beside)],
+        kept.beyond,
+        loss and loss + beside[-1],
         not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
-        choices(costs) if chooses and not late else None,
+        choices(costs) if chooses else None,
         engine().KEPT_STAYS,
     )
     ordered = engine().ORDERS_PLAIN_PARTS
-    chain.ways = ways.ways_of(kept, costs, ordered, always)
+    chain.ways = ways.ways_of(kept, costs, beside, ordered)
     return chain
+
+
+def held_beside(costs):
+    """Bytes that an engine holds while each node runs back, in any plan.
+
+    Copies of weights are there until their own backward pass: those of the
+    nodes before wait.
+    """
+    copied = itertools.accumulate(c.copied for c in costs)
+    constants = sum(c.constants for c in costs)
+    return [constants + size for size in copied]

@@ -22,6 +22,7 @@ class Kept:
         self.saved = set()
         for i, (node, cost) in enumerate(zip(nodes, costs)):
             self.add(i, node, cost)
+        self.beyond = self.beyond_residuals()
 
     def add(self, i, node, cost):
         for x, alias, size in zip(
@@ -53,6 +54,32 @@ class Kept:
                 producer, size = self.made[key]
                 saved[producer] += size
         return saved
+
+    def beyond_residuals(self):
+        """Bytes that the engine holds with the residuals of each node.
+
+        What the engine makes of a product again makes the product a residual.
+        """
+        products = {
+            id(node.outputs[k]): has_bias
+            for node, cost in zip(self.nodes, self.costs)
+            for k, has_bias in cost.products.items()
+        }
+        found = []
+        for node, cost in zip(self.nodes, self.costs):
+            beyond = cost.beyond
+            for k, count in cost.remade.items():
+                x = node.input_tensors[k]
+                if id(x) in products:
+                    self.saved.add(self.root(x))
+                    beyond -= count
+            for k in cost.sums_inputs:  # Kept a second time, without its bias.
+                x = node.input_tensors[k]
+                if products.get(id(x)):
+                    products[id(x)] = False
+                    beyond += self.sizes[id(x)]
+            found.append(beyond)
+        return found
 
     def grads(self):
         """Bytes of weight gradients that each node's backward adds.

@@ -31,12 +31,15 @@ NodeCost = collections.namedtuple(
         "kept_by_matmuls",
         "profiled",
         "beyond",
-        "late",
+        "copied",
         "constants",
+        "sums_inputs",
+        "products",
+        "remade",
         "made",
         "divided",
     ],
-    defaults=[0, 0, 0, (), None],
+    defaults=[0, 0, 0, (), {}, {}, (), None],
 )
 NodeCost.__doc__ = """What one operation costs in training, in bytes.
 
@@ -55,9 +58,15 @@ Args:
     profiled: Whether the engine traced it; if not, all is an estimate.
     beyond: What the engine holds with its residuals, such as copies of its
         weights; negative where it makes some of them again by itself.
-    late: Size of its weights that are not updated as soon as their gradient
-        is there, where others are.
-    constants: Size of what the engine makes for it ahead of the step.
+    copied: Size of its weights of which the engine holds a copy until their
+        backward pass, also where a region runs again.
+    constants: Size of what the engine holds for it during all of a step.
+    sums_inputs: Indices of inputs that it reads in sums over rows.
+    products: Dict from the index of an output that is a matrix product or
+        convolution to whether a bias was added. One that is, and is read in
+        sums, is kept twice.
+    remade: Dict from the index of an input to the bytes of residuals that the
+        engine makes of it again if it is a product, which it keeps then.
     made: Tuple of `Trace`: what a policy may keep.
     divided: Dict from the share of its own parts that are regions to the
         `NodeCost` that it then has, or `None`.
@@ -199,7 +208,10 @@ def cost_of(found, specs, n_outputs, grads):
         kept_by_matmuls=found["matmuls"],
         profiled=True,
         beyond=found.get("beyond", 0),
-        late=found.get("late", 0),
+        copied=found.get("copied", 0),
+        sums_inputs=tuple(found.get("sums_inputs", ())),
+        products=found.get("products", {}),
+        remade=found.get("remade", {}),
         constants=found.get("constants", 0),
         made=traces_of(found),
     )

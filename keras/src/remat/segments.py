@@ -2,10 +2,12 @@
 
 import bisect
 import collections
+import warnings
 
 from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.inherited import decides_itself
+from keras.src.remat.planner import BudgetError
 from keras.src.remat.profile_trace import engine
 from keras.src.remat.specs import batch_size
 from keras.src.remat.specs import filled_in
@@ -64,16 +66,40 @@ def segments_for(function, inputs, policy):
     skips_kept = engine().skips_kept()
     own = settings(function)
     key = (shapes, known, policy.key(), own, nested, skips_kept)
+    key += (in_training(),) if policy.memory_budget else ()
     cuts = vars(function).setdefault(CUTS, {})
     if key not in cuts:
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
         specs = [filled_in(x) for x in inputs]
-        plan = remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
+        plan = plan_for(function, specs, policy, nested, skips_kept)
         plan.guessed = has_unknown(inputs)
         remat_plan.log(plan)
         cuts[key] = segments_of(plan)
     return cuts[key]
+
+
+def plan_for(function, specs, policy, nested, skips_kept):
+    """The plan of a call; outside of training a budget may be too small.
+
+    Nobody knows then whether a gradient will be taken, so the call runs in
+    the least memory.
+    """
+    try:
+        return remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
+    except ValueError as e:
+        if not isinstance(e.__context__, BudgetError) or in_training():
+            raise
+        warnings.warn(
+            f"This call runs in the least memory, as it is no training: {e}"
+        )
+    policy = policy.replaced(memory_budget=None)
+    return remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
+
+
+def in_training():
+    context = global_state.get_global_attribute("current_call_ctx")
+    return bool(getattr(context, "training", None))
 
 
 def segments_of(plan):

@@ -29,15 +29,15 @@ Args:
 SHARES = (1.0, 0.75, 0.5, 0.25)
 
 
-def ways_of(kept, costs, ordered=True, always=0):
+def ways_of(kept, costs, beside, ordered=True):
     """The ways of the nodes of a chain.
 
     Args:
         kept: A `Kept`, see `profile_kept.py`.
         costs: List of `NodeCost`.
+        beside: Bytes that are there while each node runs, in any plan.
         ordered: Whether the engine runs plain parts in a fixed order. Defaults
             to `True`.
-        always: Bytes that are there at every moment. Defaults to `0`.
 
     Returns:
         Dict from the index of a node to a dict from a share to a `Way`.
@@ -45,7 +45,9 @@ def ways_of(kept, costs, ordered=True, always=0):
     saved = kept.by_node()
     return {
         i: {
-            s: way_of(kept, i, saved[i] + cost.beyond, cost, s, ordered, always)
+            s: way_of(
+                kept, i, saved[i] + cost.beyond, cost, s, beside[i], ordered
+            )
             for s in SHARES
         }
         for i, cost in enumerate(costs)
@@ -53,7 +55,7 @@ def ways_of(kept, costs, ordered=True, always=0):
     }
 
 
-def way_of(kept, i, saved, cost, share, ordered, always):
+def way_of(kept, i, saved, cost, share, beside, ordered):
     node = kept.nodes[i]
     divided = cost.divided.get(share, cost.divided[1.0])
     rest = 0 if share in cost.divided else 1 - share
@@ -66,8 +68,8 @@ def way_of(kept, i, saved, cost, share, ordered, always):
     less += cost.beyond - divided.beyond
     saved += sum(kept.made[key][1] for key in new) - int((1 - rest) * less)
     # The plain rest needs its own, and twice where it may overlap with others.
-    beside = int(rest * cost.scratch) * (1 if ordered else 2)
-    scratch = divided.scratch + beside + always
+    of_rest = int(rest * cost.scratch) * (1 if ordered else 2)
+    scratch = divided.scratch + of_rest + beside
     return Way(max(0, saved), scratch, int(share * cost.flops))
 
 

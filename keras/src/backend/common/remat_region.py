@@ -194,7 +194,7 @@ class Run:
                 value = engine().read(variable, self)
             if value is None:  # not initialized yet
                 return None
-            self.reads[key] = (variable, value)
+            self.reads[key] = (variable, engine().waiting(value, self))
         return self.reads[key][1]
 
     def replace_read(self, variable, value):

@@ -226,6 +226,23 @@ def read(variable, run):
     return variable._value
 
 
+def waiting(value, run):
+    """A seed that is not there before the inputs of the region are.
+
+    XLA:CPU would begin the draws of all layers at the start of a step, and
+    hold what they begin with until each layer runs.
+    """
+    inputs = [x for x in run.inputs or () if is_input(x)]
+    if not inputs or not is_seed(value) or jax.default_backend() != "cpu":
+        return value
+    first = jax.lax.stop_gradient(inputs[0])
+    return jax.lax.optimization_barrier((value, first))[0]
+
+
+def is_seed(value):
+    return value.dtype == jax.numpy.uint32 and value.shape == (2,)
+
+
 def assigned(value, before):
     """The value that a variable has once `value` was assigned to it."""
     return value

@@ -125,21 +125,20 @@ def widened(eqn):
 
 
 def layouts(jaxpr, variables):
-    """Bytes of kernels that XLA:CPU lays out anew, and of those kernels.
+    """Bytes of kernels of convolutions, each of which XLA:CPU copies twice.
 
-    Returns:
-        Pair of integers. One copy of a kernel serves the forward and one
-        the backward pass; a new kernel is in that layout, so it is not written
-        over the old one before the step ends.
+    Nothing orders the gradient of the input, which reads a kernel, before the
+    update of that kernel in its place. So the step works on a copy, from its
+    begin to the update, in a region too. The other copy is in the layout of
+    the backward pass, made ahead unless a region delays it.
     """
     if jax.default_backend() != "cpu" or not convolves(jaxpr):
-        return 0, 0
-    kernels = sum(
+        return 0
+    return sum(
         math.prod(v.shape) * jax.numpy.dtype(v.dtype).itemsize
         for v in variables
         if v.trainable and len(v.shape) > 2
     )
-    return 2 * kernels, kernels
 
 
 def constants(backward):

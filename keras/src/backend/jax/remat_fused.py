@@ -59,7 +59,9 @@ def beyond_residuals(forward, backward, internal, weights, results):
         results: Number of results.
 
     Returns:
-        Integer.
+        Pair of an integer, and of a dict from an input to the bytes of
+        residuals that are made of it again if it is there in memory. Whether
+        it is, or is made again itself, cannot be seen from here.
     """
     equations, ours = inlined(forward)
     roots, rows = shared_buffers(forward), rows_of(equations)
@@ -78,19 +80,23 @@ def beyond_residuals(forward, backward, internal, weights, results):
             looped = all(runs_in_loop(e.eqn) for e in reading)
             root = ours.get(root, root)
             fits[root] = fits.get(root, True) and looped
-    given = {*forward.invars} - kept
+    given, of_input = {*forward.invars} - kept, {}
     for v in (v for v, looped in fits.items() if looped):
         found = sources(v, made_by, rows, kept - {v})
         gain = size(v) - sum(map(size, found - kept - new))
-        # It is done whether it pays or not. But what comes in may well be made
-        # again too, which cannot be seen from here.
-        if v not in found and (gain > 0 or not found & given):
+        if v in found:
+            continue
+        # It is done whether it pays or not.
+        if gain > 0 or not found & given:
             new |= found - kept
             kept.remove(v)
             new.discard(v)
+        elif len(found - kept) == 1:
+            (x,) = found & given
+            of_input[x] = of_input.get(x, 0) + size(v)
     before = {ours.get(v, v) for v in internal}
     dropped = sum(size(v) for v in before - kept)
-    return sum(map(size, new)) - dropped
+    return sum(map(size, new)) - dropped, of_input
 
 
 def readers_of(jaxpr):

@@ -17,6 +17,8 @@ from keras.src.backend.jax.remat_compiled import layouts
 from keras.src.backend.jax.remat_compiled import peak
 from keras.src.backend.jax.remat_compiled import shared_buffers
 from keras.src.backend.jax.remat_fused import beyond_residuals
+from keras.src.backend.jax.remat_twice import product_outputs
+from keras.src.backend.jax.remat_twice import sums_inputs
 from keras.src.backend.jax.remat_values import SAME_BUFFER
 from keras.src.backend.jax.remat_values import Program
 from keras.src.backend.jax.remat_values import is_var
@@ -56,8 +58,9 @@ def trace(call, inputs, variables):
         of matrix products and convolutions. `scratch`: bytes that are there
         only while the forward or the backward pass runs, gradients among
         them. `beyond`: bytes that are held with the residuals, or less of
-        them. `late`: bytes of weights that are updated at the end.
-        `constants`: bytes that are there during all of a step.
+        them. `copied`: bytes of weights of which there is a copy until their
+        backward pass. `constants`: bytes that are there during all of a step.
+        `sums_inputs`, `products` and `remade`: see `NodeCost`.
     """
     specs = [jax.ShapeDtypeStruct(s, d) for s, d, _ in inputs]
     specs += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
@@ -74,20 +77,24 @@ def trace(call, inputs, variables):
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
     found, kept, internal = describe(closed.jaxpr, len(inputs), len(shapes[0]))
     found["scratch"] = peak(closed.jaxpr, kept)
-    found["beyond"], found["late"] = layouts(closed.jaxpr, variables)
+    found["beyond"] = found["copied"] = layouts(closed.jaxpr, variables)
+    found["sums_inputs"] = sums_inputs(closed.jaxpr, len(inputs))
+    found["products"] = product_outputs(closed.jaxpr, len(shapes[0]))
     found["made"] = made(closed.jaxpr, len(shapes[0]))
     if any(wanted):
-        backward, given = backward_of(*shapes)
-        back = given + peak(backward, ())
+        backward, arriving = backward_of(*shapes)
+        back = arriving + peak(backward, ())
         found["scratch"] = max(found["scratch"], back)
         found["constants"] = constants(backward)
-        found["beyond"] += beyond_residuals(
-            closed.jaxpr,
-            backward,
-            internal,
-            closed.jaxpr.invars[len(inputs) :],
-            len(shapes[0]),
+        given = closed.jaxpr.invars[: len(inputs)]
+        weights = closed.jaxpr.invars[len(inputs) :]
+        less, of_input = beyond_residuals(
+            closed.jaxpr, backward, internal, weights, len(shapes[0])
         )
+        found["beyond"] += less
+        found["remade"] = {
+            i: of_input[v] for i, v in enumerate(given) if v in of_input
+        }
     return found
 
 

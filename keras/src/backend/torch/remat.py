@@ -127,6 +127,11 @@ def read(variable, run):
     return value
 
 
+def waiting(value, run):
+    """A value that is not there before the inputs of the region are."""
+    return value
+
+
 def assigned(value, before):
     """The value that a variable has once `value` was copied into it."""
     value = value.detach()
