@@ -9,16 +9,22 @@ from keras.src.remat.budget import show
 from keras.src.remat.report import kept_by_node
 from keras.src.remat.report import region_label
 from keras.src.remat.report import whole_segments
+from keras.src.remat.segments import LAST
 from keras.src.remat.specs import with_batch
+from keras.src.remat.structure import children_of
 from keras.src.remat.structure import graph_of
+from keras.src.remat.structure import holds_blocks
 
-SummaryColumns = collections.namedtuple("SummaryColumns", ["header", "rows"])
+SummaryColumns = collections.namedtuple(
+    "SummaryColumns", ["header", "rows", "total"]
+)
 SummaryColumns.__doc__ = """Two columns for `model.summary()`.
 
 Args:
     header: Two strings.
     rows: Dict from a layer's name to its two fields; names that are not
         there have `NO_FIELDS`.
+    total: A line for below the table.
 """
 NO_FIELDS = ("-", "-")
 
@@ -28,33 +34,71 @@ def summary_columns(model, batch_size=None):
 
     Args:
         model: The model that is summarized.
-        batch_size: Integer. Defaults to `None`: that of the model's inputs
-            or, if they leave it open, 1.
+        batch_size: Integer. Defaults to `None`: that of the step that last
+            ran, or that of the model's inputs or, if they leave it open, 1.
 
     Returns:
         A `SummaryColumns`.
     """
     function = graph_of(model)
     if function is None or not function.inputs:
-        return SummaryColumns(("Kept", "Region"), no_rows())
-    shape = function.inputs[0].shape
-    known = shape[0] if len(shape) else None
-    batch_size = batch_size or known or 1
-    specs = [with_batch(x, batch_size) for x in function.inputs]
+        return without_graph(model)
+    specs, origin = specs_of(function, batch_size)
     policy, region = measure.policy_of(model), "Region"
     plan = None
     if policy is not None:
         try:
             plan = remat_plan.RematPlan(model, specs, policy)
         except ValueError:  # A share of the peak may not do for a batch of 1.
-            region = "Region (none fits)"
-    if plan is None:
+            region = f"Region (none fits {specs[0].shape[0]})"
+    is_on = plan is not None
+    if not is_on:
         plan = remat_plan.RematPlan(model, specs, RematPolicy())
-        segments = whole_segments(plan)
-    else:
-        segments = plan.planned.segments
-    rows = fields_of(plan, segments)
-    return SummaryColumns((f"Kept (batch {batch_size})", region), rows)
+    segments = plan.planned.segments if is_on else whole_segments(plan)
+    total = f" Peak of a step{origin}: {show(plan.plain_bytes)} plain"
+    total += f", {show(plan.predicted_bytes)} planned" if is_on else ""
+    header = (f"Kept (batch {plan.batch_size})", region)
+    return SummaryColumns(header, fields_of(plan, segments), total)
+
+
+def specs_of(function, batch_size):
+    """The inputs to plan for, and words for where their sizes are from."""
+    last = vars(function).get(LAST)
+    if batch_size is None and last is not None:
+        return last, ", as it last ran"
+    shape = function.inputs[0].shape
+    known = shape[0] if len(shape) else None
+    size = batch_size or known or 1
+    specs = [with_batch(x, size) for x in function.inputs]
+    return specs, f", if it had a batch of {size}"
+
+
+def without_graph(model):
+    """The regions of a model that is no graph; bytes are not known then."""
+    rows, number, units = no_rows(), 0, 0
+    policy = measure.policy_of(model)
+    for layer in children_of(model):
+        own = vars(layer).get("_remat_setting")
+        if own is False or (own is None and policy is None):
+            continue
+        if own is None:
+            units += 1
+            if (units - 1) % policy.every:
+                continue
+        number += 1
+        label = "in parts" if has_parts(layer, own) else str(number)
+        rows[layer.name] = ("-", label)
+    total = " Bytes are known of Functional and Sequential models only"
+    if number:
+        total += "; regions are counted in the order of creation"
+    return SummaryColumns(("Kept", "Region"), rows, total)
+
+
+def has_parts(layer, own):
+    """Whether not the layer is the region, but its own parts are."""
+    if graph_of(layer) is not None:
+        return True
+    return own is None and holds_blocks(layer)
 
 
 def no_rows():

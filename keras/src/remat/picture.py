@@ -121,7 +121,7 @@ def draw_budget(line, plan, scale):
 def draw_tradeoff(axes, plan, unit, scale):
     """Peak against extra arithmetic, over all budgets."""
     levels = max(2, plan.policy.levels)
-    points = planner.tradeoff(plan.chain, points=40, max_levels=levels)
+    points = planner.tradeoff(plan.budget_chain, points=40, max_levels=levels)
     share = 100 / max(1, plan.plain_flops)
     peaks = [peak / scale for peak, _, _ in points]
     costs = [extra * share for _, extra, _ in points]

@@ -23,6 +23,8 @@ from keras.src.remat.units import can_divide
 from keras.src.remat.units import has_setting
 from keras.src.utils import io_utils
 
+AMPLE = 2**62  # a budget into which all fits
+
 
 @keras_export("keras.RematPlan")
 class RematPlan:
@@ -60,6 +62,7 @@ class RematPlan:
         # Within a budget regions that need keep nothing may keep products.
         bare = policy.memory_budget is not None and not policy.keeps_something()
         self.chooses = bare and skips_kept
+        self.skips_kept = skips_kept
         self.units = Units(self.function)
         self.nodes = self.units.nodes
         self.unprofiled = []
@@ -78,6 +81,15 @@ class RematPlan:
         if bare and any(map(can_divide, self.nodes)):
             costs = self.profiled(self.specs, [], self.policy)
         return self.chain_of(costs)
+
+    @functools.cached_property
+    def budget_chain(self):
+        """What the planner would work on if there were a budget."""
+        if self.policy.memory_budget is not None:
+            return self.chain
+        policy = self.policy.replaced(memory_budget=AMPLE)
+        args = self.model, self.specs, policy, self.nested, self.skips_kept
+        return RematPlan(*args).chain
 
     @functools.cached_property
     def planned(self):

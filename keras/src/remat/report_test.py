@@ -7,6 +7,7 @@ import pytest
 from keras.src import layers
 from keras.src import models
 from keras.src import testing
+from keras.src.remat import planner
 from keras.src.remat import report
 from keras.src.utils import io_utils
 
@@ -87,6 +88,15 @@ class ShownPlanTest(testing.TestCase):
         self.assertEqual(plan.plot(path), path)
         self.assertGreater(os.path.getsize(path), 10_000)
         self.assertEqual("matplotlib.pyplot" in sys.modules, had_pyplot)
+
+    def test_the_tradeoff_is_that_of_budgets(self):
+        model = block_model()
+        plan = model.remat_plan(BATCH)
+        within = model.remat_plan(BATCH, memory_budget=0.8)
+        curves = [planner.tradeoff(p.budget_chain) for p in (plan, within)]
+        points = [[(peak, cost) for peak, cost, _ in c] for c in curves]
+        self.assertEqual(*points)
+        self.assertLess(within.predicted_extra_flops, points[0][0][1])
 
     def test_picture_without_matplotlib_names_the_way_out(self):
         plan = block_model(1).remat_plan(BATCH)

@@ -56,6 +56,7 @@ Part = collections.namedtuple(
 Part.__doc__ = "A `Segment` before it is known what is read and needed."
 
 CUTS = "_remat_cuts"
+LAST = "_remat_last_specs"
 
 
 def segments_for(function, inputs, policy):
@@ -68,6 +69,8 @@ def segments_for(function, inputs, policy):
     key = (shapes, known, policy.key(), own, nested, skips_kept)
     key += (in_training(),) if policy.memory_budget else ()
     cuts = vars(function).setdefault(CUTS, {})
+    if not nested:
+        vars(function)[LAST] = [filled_in(x) for x in inputs]
     if key not in cuts:
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
