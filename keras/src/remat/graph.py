@@ -23,7 +23,9 @@ from keras.src.remat.inherited import scope_for
 from keras.src.remat.structure import graph_of
 
 Asked = collections.namedtuple(
-    "Asked", ["graph", "scope", "segments", "depth"], defaults=[None, None]
+    "Asked",
+    ["graph", "scope", "segments", "depth", "training"],
+    defaults=[None, None, False],
 )
 Asked.__doc__ = """That the next run of a graph be by regions.
 
@@ -32,6 +34,7 @@ Args:
     scope: The `RematScope` to follow.
     segments: Its segments, if the plan of a graph around it has them.
     depth: How many regions are open around it then.
+    training: Whether it is in training.
 """
 
 
@@ -55,10 +58,18 @@ def cut_call(model, fn, policy, explicit=False):
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        with attributes(remat_graph=Asked(graph, scope)):
+        asked = Asked(graph, scope, training=is_training(kwargs))
+        with attributes(remat_graph=asked):
             return fn(*args, **kwargs)
 
     return call
+
+
+def is_training(kwargs):
+    """Whether a call says that it is training, or one around it does."""
+    context = global_state.get_global_attribute("current_call_ctx")
+    given = kwargs.get("training")
+    return bool(getattr(context, "training", None) if given is None else given)
 
 
 def applies(function):
@@ -87,12 +98,13 @@ def run(function, inputs, operation_fn):
         nodes.run_marked_graph(function, values, operation_fn)
         return outputs_of(function, values)
 
-    _, scope, chosen, depth = global_state.get_global_attribute("remat_graph")
+    asked = global_state.get_global_attribute("remat_graph")
+    _, scope, chosen, depth, training = asked
     global_state.set_global_attribute("remat_graph", None)
     if chosen is None:
         depth = open_regions()
         chosen = engine().untraced(
-            segments.segments_for, function, inputs, scope.policy
+            segments.segments_for, function, inputs, scope.policy, training
         )
     for segment in chosen:
         # Layers of a plain part make no regions by the model's setting.

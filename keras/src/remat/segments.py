@@ -59,7 +59,7 @@ CUTS = "_remat_cuts"
 LAST = "_remat_last_specs"
 
 
-def segments_for(function, inputs, policy):
+def segments_for(function, inputs, policy, training=True):
     """The segments of a graph for these inputs, from the cache if possible."""
     nested = global_state.get_global_attribute("remat_inherited") is not None
     shapes = tuple(shape_of(x) for x in inputs)
@@ -67,7 +67,7 @@ def segments_for(function, inputs, policy):
     skips_kept = engine().skips_kept()
     own = settings(function)
     key = (shapes, known, policy.key(), own, nested, skips_kept)
-    key += (in_training(),) if policy.memory_budget else ()
+    key += (training,) if policy.memory_budget else ()
     cuts = vars(function).setdefault(CUTS, {})
     if not nested:
         vars(function)[LAST] = [filled_in(x) for x in inputs]
@@ -75,34 +75,30 @@ def segments_for(function, inputs, policy):
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
         specs = [filled_in(x) for x in inputs]
-        plan = plan_for(function, specs, policy, nested, skips_kept)
+        given = function, specs, policy, nested, skips_kept
+        plan = plan_for(*given, training=training)
         plan.guessed = has_unknown(inputs)
         remat_plan.log(plan)
         cuts[key] = segments_of(plan)
     return cuts[key]
 
 
-def plan_for(function, specs, policy, nested, skips_kept):
+def plan_for(function, specs, policy, *given, training):
     """The plan of a call; outside of training a budget may be too small.
 
     Nobody knows then whether a gradient will be taken, so the call runs in
     the least memory.
     """
     try:
-        return remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
+        return remat_plan.RematPlan(function, specs, policy, *given)
     except ValueError as e:
-        if not isinstance(e.__context__, BudgetError) or in_training():
+        if training or not isinstance(e.__context__, BudgetError):
             raise
         warnings.warn(
             f"This call runs in the least memory, as it is no training: {e}"
         )
     policy = policy.replaced(memory_budget=None)
-    return remat_plan.RematPlan(function, specs, policy, nested, skips_kept)
-
-
-def in_training():
-    context = global_state.get_global_attribute("current_call_ctx")
-    return bool(getattr(context, "training", None))
+    return remat_plan.RematPlan(function, specs, policy, *given)
 
 
 def segments_of(plan):
