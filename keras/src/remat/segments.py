@@ -69,7 +69,7 @@ def segments_for(function, inputs, policy, training=True):
     key = (shapes, known, policy.key(), own, nested, skips_kept)
     key += (training,) if policy.memory_budget else ()
     cuts = vars(function).setdefault(CUTS, {})
-    if not nested:
+    if not nested and (training or LAST not in vars(function)):
         vars(function)[LAST] = [filled_in(x) for x in inputs]
     if key not in cuts:
         if len(cuts) > 16:  # shapes that never repeat must not pile up
