@@ -6,6 +6,7 @@ On a CPU, kernels of convolutions are laid out anew, ahead of the step, and a
 depthwise convolution takes its kernel's gradient from that of a dense one.
 """
 
+import collections
 import math
 
 import jax
@@ -60,6 +61,7 @@ def peak(jaxpr, ignored, again=False):
     a region runs `again`, what its backward pass reads too is there in full.
     """
     roots, last, readers = shared_buffers(jaxpr), {}, {}
+    roots.update(carried_in_place(jaxpr, roots))
     for i, eqn in enumerate(jaxpr.eqns):
         for v in filter(is_var, eqn.invars):
             last[roots.get(v, v)] = i
@@ -92,6 +94,23 @@ def peak(jaxpr, ignored, again=False):
         most = max(most, live + inside)
         live -= sum(dying.pop(i, ()))
     return most
+
+
+def carried_in_place(jaxpr, roots):
+    """Maps what loops carry out to what they start from, if made for them."""
+    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    reads = collections.Counter(
+        v for eqn in jaxpr.eqns for v in filter(is_var, eqn.invars)
+    )
+    found = {}
+    for eqn in (e for e in jaxpr.eqns if e.primitive.name == "scan"):
+        count = eqn.params["num_carry"]
+        starts = eqn.invars[eqn.params["num_consts"] :][:count]
+        for start, end in zip(starts, eqn.outvars):
+            if is_var(start) and start in made and reads[start] == 1:
+                root = roots.get(start, start)
+                found[end] = found.get(root, root)
+    return found
 
 
 def fused(eqn, readers, again):

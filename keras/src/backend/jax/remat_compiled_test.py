@@ -122,3 +122,25 @@ class LayoutsTest(testing.TestCase):
         plan = model.remat_plan(batch_size=16, memory_budget=0.7)
         model.remat = keras.RematPolicy(memory_budget=0.7)
         self.assertLess(step_bytes(model, x, y), 1.05 * plan.budget)
+
+
+@pytest.mark.skipif(backend.backend() != "jax", reason=REASON)
+class PeakTest(testing.TestCase):
+    def test_a_loop_carries_in_place_what_was_made_for_it(self):
+        import jax
+
+        from keras.src.backend.jax.remat_compiled import peak
+
+        def loop(x, uses):
+            start = jax.numpy.dot(x, x)
+            body = lambda carry, _: (jax.numpy.dot(carry, carry), None)
+            end = jax.lax.scan(body, start, length=3)[0]
+            return end + start if uses else end
+
+        x = jax.numpy.ones((64, 64))
+        once, twice = (
+            peak(jax.make_jaxpr(lambda x: loop(x, uses))(x).jaxpr, ())
+            for uses in (False, True)
+        )
+        self.assertEqual(once, x.nbytes)
+        self.assertGreaterEqual(twice, 2 * x.nbytes)
