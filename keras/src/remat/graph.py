@@ -15,6 +15,7 @@ from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_region import run_region
 from keras.src.backend.common.remat_results import engine
+from keras.src.backend.common.remat_unplanned import warn_unplanned
 from keras.src.remat import nodes
 from keras.src.remat import segments
 from keras.src.remat.inherited import dividing
@@ -24,8 +25,8 @@ from keras.src.remat.structure import graph_of
 
 Asked = collections.namedtuple(
     "Asked",
-    ["graph", "scope", "segments", "depth", "training"],
-    defaults=[None, None, False],
+    ["graph", "scope", "segments", "depth", "training", "inherited"],
+    defaults=[None, None, False, None],
 )
 Asked.__doc__ = """That the next run of a graph be by regions.
 
@@ -35,6 +36,7 @@ Args:
     segments: Its segments, if the plan of a graph around it has them.
     depth: How many regions are open around it then.
     training: Whether it is in training.
+    inherited: The scope that layers inherit from what is around the graph.
 """
 
 
@@ -53,16 +55,25 @@ def cut_call(model, fn, policy, explicit=False):
     """
     if in_inference():
         return fn
-    graph = graph_of(model)
-    scope = scope_for(policy, explicit)
+    asked = Asked(
+        graph_of(model), scope_for(policy, explicit), inherited=inherited()
+    )
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        asked = Asked(graph, scope, training=is_training(kwargs))
-        with attributes(remat_graph=asked):
-            return fn(*args, **kwargs)
+        now = asked._replace(training=is_training(kwargs))
+        with attributes(remat_graph=now):
+            outputs = fn(*args, **kwargs)
+            has_run = global_state.get_global_attribute("remat_graph") != now
+        if policy.memory_budget is not None and not has_run:
+            warn_unplanned(policy.seen, model)
+        return outputs
 
     return call
+
+
+def inherited():
+    return global_state.get_global_attribute("remat_inherited")
 
 
 def is_training(kwargs):
@@ -99,8 +110,15 @@ def run(function, inputs, operation_fn):
         return outputs_of(function, values)
 
     asked = global_state.get_global_attribute("remat_graph")
-    _, scope, chosen, depth, training = asked
     global_state.set_global_attribute("remat_graph", None)
+    with attributes(remat_inherited=asked.inherited):
+        run_asked(asked, inputs, values, operation_fn)
+    return outputs_of(function, values)
+
+
+def run_asked(asked, inputs, values, operation_fn):
+    """Runs a graph by regions, and adds all that it makes to `values`."""
+    function, scope, chosen, depth, training, _ = asked
     if chosen is None:
         depth = open_regions()
         chosen = engine().untraced(
@@ -110,7 +128,6 @@ def run(function, inputs, operation_fn):
         # Layers of a plain part make no regions by the model's setting.
         with attributes(remat_depth=depth + scope.levels):
             run_segment(segment, values, operation_fn, scope, depth)
-    return outputs_of(function, values)
 
 
 def outputs_of(function, values):
@@ -131,7 +148,13 @@ def run_segment(segment, values, operation_fn, scope, depth):
         with dividing(scope, depth, segment.divided):
             return nodes.run_nodes(segment, values, operation_fn)
     if segment.inside:
-        asked = Asked(segment.graph, scope, segment.inside, depth)
+        asked = Asked(
+            segment.graph,
+            scope,
+            segment.inside,
+            depth,
+            inherited=inherited(),
+        )
         with attributes(remat_graph=asked):
             return nodes.run_nodes(segment, values, operation_fn)
     if not segment.remat:

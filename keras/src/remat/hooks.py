@@ -27,6 +27,7 @@ from keras.src.remat.inherited import scope_for
 from keras.src.remat.specs import as_spec
 from keras.src.remat.structure import graph_of
 from keras.src.remat.structure import holds_blocks
+from keras.src.remat.structure import runs_graph
 
 
 def wrap_call(op, fn, args, kwargs):
@@ -97,8 +98,12 @@ def by_policy(op, fn, policy):
     if not is_model(op) and not has_recurrent_parts(op):
         return region(op, fn, policy)
     if graph_of(op) is not None:
-        return graph.cut_call(op, fn, policy, explicit=True)
-    note_unplanned(op, policy, policy.seen)
+        fn = graph.cut_call(op, fn, policy, explicit=True)
+        if runs_graph(op):
+            return fn
+    else:
+        note_unplanned(op, policy, policy.seen)
+    # A call of a model's own may run its graph, or its layers by themselves.
     return inheriting(
         fn, scope_for(policy, explicit=True, depth=open_regions())
     )

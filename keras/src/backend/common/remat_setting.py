@@ -128,8 +128,10 @@ def get_setting(value):
 
 def is_budget(value):
     """Whether a value would do as a `memory_budget`."""
+    if isinstance(value, (bool, dict)) or value == 1:
+        return False
     try:
-        return not isinstance(value, (bool, dict)) and bool(check_budget(value))
+        return bool(check_budget(value))
     except ValueError:
         return False
 

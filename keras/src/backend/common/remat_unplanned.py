@@ -40,9 +40,9 @@ def warn_unplanned(noted, op):
     noted.add(BUDGET)
     warnings.warn(
         f"`memory_budget` has no effect on {op.name!r}, as it is planned over "
-        f"the graph of layers of {NEEDS}, which {op.name!r} is neither nor "
-        "part of. As without a budget, each child layer of a model without a "
-        "graph is one region (a Functional or Sequential model in it is "
-        "planned, by itself, for the whole budget).",
+        f"the graph of layers that {NEEDS} runs, and {op.name!r} runs none "
+        "and is in none. As without a budget, each child layer of a model "
+        "without a graph is one region (a Functional or Sequential model in "
+        "it is planned, by itself, for the whole budget).",
         stacklevel=2,
     )

@@ -97,6 +97,26 @@ class WarnedOfTest(testing.TestCase):
         run = lambda: model.fit(X, X, batch_size=2, epochs=2, verbose=0)
         self.assertLen(self.warnings_of(run), 1)
 
+    @parameterized.parameters(True, False)
+    def test_a_call_of_its_own_beside_the_graph(self, runs_graph):
+        first, last = Wave(), Wave()
+
+        class Own(models.Model):
+            def call(self, x):
+                if runs_graph:
+                    return super().call(x) * 2
+                return last(first(x)) * 2
+
+        inputs = layers.Input((4,))
+        model = Own(inputs, last(first(inputs)))
+        for setting, expected in ((True, 0), (BUDGET, not runs_graph)):
+            model.remat = setting
+            with runs() as found:
+                texts = self.warnings_of(lambda: self.steps(model))
+            self.assertLen(texts, expected)
+            plain = runs_graph and setting is BUDGET
+            self.assertLen(found, 2 * (2 if plain else 4))
+
     @parameterized.parameters("created", "called")
     def test_a_scope(self, how):
         scope = RematScope(memory_budget="1MiB")
