@@ -1,4 +1,4 @@
-"""The benchmarks' judge: rounding is equal, a wrong gradient is not."""
+"""The benchmarks: what their judge calls equal, and what their tables say."""
 
 import pathlib
 import sys
@@ -13,7 +13,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import equal  # noqa: E402
+import measure  # noqa: E402
 import models  # noqa: E402
+import tables  # noqa: E402
 from trained import Trained  # noqa: E402
 
 BLOCKS = 10
@@ -82,3 +84,22 @@ class JudgeTest:
         said, _ = self.judge(momentum=0.99**2)
         assert said.endswith("statistics or seeds")
         assert "weights" not in said
+
+
+@pytest.mark.parametrize(
+    "peak, time, error, expected",
+    [
+        (1.0, 1.00, 0.02, "yes"),
+        (1.0, 1.00, 0.62, "not clear"),
+        (1.0, 1.30, 0.10, "NO"),
+        (1.2, 1.00, 0.62, "NO"),
+    ],
+)
+def test_an_error_that_is_too_large_is_said(peak, time, error, expected):
+    row = {"time to hand": time, "error to hand": error}
+    assert tables.within(peak, row, 1.05) == expected
+
+
+def test_a_backend_that_does_not_train_is_refused():
+    with pytest.raises(SystemExit, match="'numpy' does not train"):
+        measure.engine("numpy")
