@@ -2,6 +2,8 @@
 
 import numbers
 
+import numpy as np
+
 KEEP_WORDS = ("nothing", "matmuls", "matmuls_no_batch")
 
 
@@ -58,8 +60,10 @@ UNITS = {
 
 
 def check_budget(budget):
-    if budget is None or budget == "auto":
+    if budget is None or isinstance(budget, str) and budget == "auto":
         return budget
+    if isinstance(budget, np.number):
+        budget = budget.item()  # which can be saved
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if number and 0 < budget < float("inf"):
         if isinstance(budget, int) or 0 < budget < 1 or budget == int(budget):

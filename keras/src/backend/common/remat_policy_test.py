@@ -141,6 +141,12 @@ class RematPolicyTest(testing.TestCase):
         with self.assertRaisesRegex(ValueError, "memory_budget"):
             RematPolicy(memory_budget="-1GB")
 
+    @parameterized.parameters((np.int64(2**20), int), (np.float32(0.5), float))
+    def test_numbers_of_numpy(self, budget, kind):
+        policy = RematPolicy(memory_budget=budget)
+        self.assertEqual(policy.memory_budget, budget)
+        self.assertIs(type(policy.get_config()["memory_budget"]), kind)
+
     @parameterized.parameters("", "GiB", "2TiBB", "two")
     def test_what_is_no_number_of_bytes(self, text):
         with self.assertRaisesRegex(ValueError, "memory_budget"):
