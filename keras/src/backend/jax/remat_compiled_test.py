@@ -64,6 +64,17 @@ class ResidualsTest(testing.TestCase):
         cost = cost_of(layers.Dense(16, activation="gelu"), 8, 16)
         self.assertEqual((cost.saved_internal, cost.beyond), (3 * 512, 0))
 
+    def test_a_product_stays_for_a_mask_that_is_made_of_it(self):
+        def held(blocks):
+            inputs = hidden = keras.Input((16,))
+            for _ in range(blocks):
+                hidden = layers.Activation("relu")(layers.Dense(16)(hidden))
+            plan = keras.Model(inputs, hidden).remat_plan(batch_size=8)
+            return plan.chain.held_before[-1]
+
+        # The product and the result of the activation, and no mask.
+        self.assertEqual(held(5) - held(3), 2 * 2 * 8 * 16 * FLOAT)
+
     def test_sums_of_rows_fill_rows(self):
         cost = cost_of(layers.Softmax(), 8, 16)
         self.assertGreater(cost.beyond, 0)
