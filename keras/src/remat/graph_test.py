@@ -15,6 +15,7 @@ from keras.src.backend.common.remat_test_utils import ChainModel
 from keras.src.backend.common.remat_test_utils import Wave
 from keras.src.backend.common.remat_test_utils import runs
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.callbacks import LambdaCallback
 from keras.src.remat import profile
 
 X = np.linspace(-1, 1, 24).reshape((4, 6)).astype("float32")
@@ -172,6 +173,18 @@ class RealRunsTest(testing.TestCase):
                 model.fit(X, X[:, :1], batch_size=4, verbose=0)
             counts.append(found.count("w0"))
         self.assertEqual(counts, [1, 2, 1])
+
+    def test_a_callback_may_set_it(self):
+        model = sequential([dense(), *waves("w", 4), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        settings = [None, True, False, RematPolicy(), None]
+        set_it = lambda epoch, logs: setattr(model, "remat", settings[epoch])
+        callback = LambdaCallback(on_epoch_begin=set_it)
+        with runs() as found:
+            model.fit(
+                *(X, X[:, :1]), 4, epochs=5, callbacks=[callback], verbose=0
+            )
+        self.assertEqual(found.count("w0"), 1 + 2 + 1 + 2 + 1)
 
     def test_fit_makes_its_step_again_only_in_another_scope(self):
         model = sequential([dense(), layers.Dense(1)])

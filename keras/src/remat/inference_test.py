@@ -81,6 +81,34 @@ class BudgetInInferenceTest(testing.TestCase):
 
 
 @trains
+class LastBatchTest(testing.TestCase):
+    """Weights rule the peak of a small batch: no share of it is enough."""
+
+    def setUp(self):
+        super().setUp()
+        self.x = np.ones((513, 16), "float32")
+        self.model = chain_model()
+        self.model.remat = keras.RematPolicy(memory_budget=0.3)
+
+    def test_it_takes_as_much_as_a_larger_one_may(self):
+        plain = chain_model()
+        plain.set_weights(self.model.get_weights())
+        for model in (plain, self.model):
+            model.fit(self.x, self.x, 256, epochs=2, shuffle=False, verbose=0)
+        for a, b in zip(self.model.get_weights(), plain.get_weights()):
+            self.assertAllClose(a, b)
+
+    def test_alone_it_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "for a batch of 1"):
+            self.model.train_on_batch(self.x[:1], self.x[:1])
+        self.model.train_on_batch(self.x[:256], self.x[:256])
+        self.model.train_on_batch(self.x[:1], self.x[:1])
+        with self.assertRaisesRegex(ValueError, "for a batch of 1"):
+            self.model.remat = keras.RematPolicy(memory_budget=0.2)
+            self.model.train_on_batch(self.x[:1], self.x[:1])
+
+
+@trains
 class FailingStepTest(testing.TestCase):
     def test_an_error_in_any_step_leaves_the_variables(self):
         x = np.ones((8, 16), "float32")

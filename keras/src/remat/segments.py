@@ -57,6 +57,7 @@ Part.__doc__ = "A `Segment` before it is known what is read and needed."
 
 CUTS = "_remat_cuts"
 LAST = "_remat_last_specs"
+ALLOWED = "_remat_allowed"
 
 
 def segments_for(function, inputs, policy, training=True):
@@ -84,21 +85,36 @@ def segments_for(function, inputs, policy, training=True):
 
 
 def plan_for(function, specs, policy, *given, training):
-    """The plan of a call; outside of training a budget may be too small.
+    """The plan of a call, for which a share as its budget may be too small.
 
-    Nobody knows then whether a gradient will be taken, so the call runs in
-    the least memory.
+    Weights rule the peak of a small batch, such as the last one of an epoch,
+    so it may take as much as a larger batch before it. Outside of training
+    nobody knows whether a gradient will be taken, so the call runs in the
+    least memory.
     """
+
+    def plan(budget):
+        asked = policy.replaced(memory_budget=budget)
+        return remat_plan.RematPlan(function, specs, asked, *given)
+
+    allowed = vars(function).setdefault(ALLOWED, {})
+    most = allowed.get(policy.key(), 0)
     try:
-        return remat_plan.RematPlan(function, specs, policy, *given)
+        found = plan(policy.memory_budget)
     except ValueError as e:
-        if training or not isinstance(e.__context__, BudgetError):
+        error = e.__context__
+        if not isinstance(error, BudgetError):
             raise
+        if training and error.floor > most:
+            raise
+        if training:
+            return plan(most)
         warnings.warn(
             f"This call runs in the least memory, as it is no training: {e}"
         )
-    policy = policy.replaced(memory_budget=None)
-    return remat_plan.RematPlan(function, specs, policy, *given)
+        return plan(None)
+    allowed[policy.key()] = max(most, found.budget or 0)
+    return found
 
 
 def segments_of(plan):

@@ -53,7 +53,7 @@ class RematLayer:
                 check_no_budget(setting, f"a {type(self).__name__} layer")
             vars(self)["_remat_setting"] = setting
         if getattr(self, "train_function", None) is not None:
-            self.train_function = None  # trace again, with the new setting
+            trace_again(self)
 
     def remat_plan(self, batch_size, memory_budget=None, input_spec=None):
         """Shows what rematerialization of this model would cost and save.
@@ -92,6 +92,13 @@ class RematLayer:
     def from_config(cls, config, *args, **kwargs):
         create = applying_setting(super().from_config.__func__)
         return create(cls, config, *args, **kwargs)
+
+
+def trace_again(trainer):
+    """Makes a new training step, at once: a callback may run in `fit`."""
+    trainer.train_function = None
+    if getattr(trainer, "compiled", False):
+        trainer.make_train_function()
 
 
 def can_have_graph(layer):
