@@ -23,6 +23,8 @@ def exports(source, path):
     module = path.removesuffix(".py").replace("/", ".")
     module = module.removesuffix(".__init__")
     found = set()
+    if b"keras_export" not in source:
+        return found
     try:
         parsed = ast.parse(source, path)
     except SyntaxError as error:
@@ -150,10 +152,9 @@ class Api:
         return {p: render(*parts) for p, parts in self.edited.items()}
 
 
-def ours(tree, base):
+def ours(tree, base, state):
     """Returns the exports that our files (take away, add)."""
     old, new = set(), set()
-    state = gitcmd.snapshot(tree)
     files = gitcmd.changed(tree, base, state, "keras/src")
     for path, letter in files.items():
         if not path.endswith(".py") or path.endswith("_test.py"):
@@ -167,16 +168,19 @@ def ours(tree, base):
     return old - new, new - old
 
 
-def generate(tree, base):
-    """Writes the API files of `tree`; touches only those that must change."""
+def generate(tree, base, state=None):
+    """Writes the API files of `tree`; touches only those that must change.
+
+    `state` is what the tree holds, as a git tree. Defaults to all its files.
+    """
+    state = state or gitcmd.snapshot(tree)
     api = Api(tree, base)
-    gone, added = ours(tree, base)
+    gone, added = ours(tree, base, state)
     for export in sorted(gone):
         api.change(export, add=False)
     for export in sorted(added):
         api.change(export, add=True)
     wanted = api.wanted()
-    state = gitcmd.snapshot(tree)
     stale = gitcmd.changed(tree, base, state, "keras/api")
     for path, letter in stale.items():
         if path in wanted:

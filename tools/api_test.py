@@ -71,7 +71,7 @@ def test_decorators_give_exactly_the_public_names(pristine):
     for path in pristine.glob("keras/src/**/*.py"):
         if not path.name.endswith("_test.py"):
             name = path.relative_to(pristine).as_posix()
-            found |= api.exports(path.read_text(), name)
+            found |= api.exports(path.read_bytes(), name)
     public = {x for x in found if not x[0].startswith("keras._legacy.")}
     for name, module, symbol in public:
         package, alias = name.rsplit(".", 1)

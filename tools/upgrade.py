@@ -7,6 +7,7 @@ import re
 import tempfile
 import textwrap
 
+import api
 import gitcmd
 import patchset
 import upstream
@@ -17,6 +18,7 @@ BRANCH = "remat"
 VERSION = "keras/src/version.py"
 REST_TOPIC = "Add gradient rematerialization"
 API_TOPIC = "Regenerate the public API"
+START = "refs/fork/start"  # in a clone, where the branch began
 
 
 def rebase(root, tree, version):
@@ -92,37 +94,49 @@ def conflicting(folder, **options):
     return gitcmd.fields(gitcmd.git(folder, *args, **options))
 
 
-def topics(root, paths):
-    """Returns {topic: paths}, in the order of topics.txt; API comes last."""
-    path = pathlib.Path(root, "topics.txt")
-    rows = path.read_text().splitlines() if path.exists() else []
-    found, pairs, topic = {}, [], None
-    for row in rows:
-        if not row.strip() or row.strip().startswith("#"):
-            continue
-        if not row[0].isspace():
-            topic = row.strip()
-            found[topic] = []
-        elif topic is None:
-            raise ForkError(
-                "topics.txt has subjects, and patterns indented below them. "
-                f"Received: {row!r} before the first subject."
-            )
-        else:
-            pairs.append((topic, row.strip()))
-    pairs += [(REST_TOPIC, "keras/src/*"), (API_TOPIC, "*")]
-    for path in paths:
-        match = [x for x in pairs if fnmatch.fnmatch(path, x[1])]
-        topic, _ = max(match, key=lambda x: len(x[1]))
-        found.setdefault(topic, []).append(path)
-    if API_TOPIC in found:
-        found[API_TOPIC] = found.pop(API_TOPIC)
-    return {topic: rows for topic, rows in found.items() if rows}
+class Topics:
+    """What topics.txt says: subjects, why they are, patterns of files."""
+
+    def __init__(self, root):
+        path = pathlib.Path(root, "topics.txt")
+        rows = path.read_text().splitlines() if path.exists() else []
+        self.patterns, self.reasons, topic = [], {}, None
+        for row in rows:
+            if not row.strip() or row.strip().startswith("#"):
+                continue
+            if not row[0].isspace():
+                topic = row.strip()
+                self.reasons[topic] = []
+            elif topic is None:
+                raise ForkError(
+                    "topics.txt has subjects, and patterns indented below "
+                    f"them. Received: {row!r} before the first subject."
+                )
+            elif row.strip().startswith("> "):
+                self.reasons[topic].append(row.strip()[2:])
+            else:
+                self.patterns.append((topic, row.strip()))
+        self.patterns.append((REST_TOPIC, "keras/src/*"))
+
+    def split(self, paths):
+        """Returns {topic: paths}, in the order of topics.txt."""
+        found = {topic: [] for topic in self.reasons}
+        for path in paths:
+            match = [x for x in self.patterns if fnmatch.fnmatch(path, x[1])]
+            topic, _ = max(match, key=lambda x: len(x[1]))
+            found.setdefault(topic, []).append(path)
+        return {topic: rows for topic, rows in found.items() if rows}
+
+    def why(self, topic):
+        return " ".join(self.reasons.get(topic, ()))
 
 
-def message(root, topic, paths):
-    """A commit message: the subject, and each file with what it is for."""
+def message(root, topic, why, paths):
+    """A commit message: subject, reason, and what each file is for."""
     files = patchset.read(root)
+    start = [topic, ""]
+    if why:
+        start += [textwrap.fill(why, 72), ""]
     rows = []
     for path in paths:
         if f"{path}.patch" in files:
@@ -133,11 +147,14 @@ def message(root, topic, paths):
             if doc:
                 rows.append(f"{path}: {doc.splitlines()[0]}")
     rows = [textwrap.fill(x, 72, subsequent_indent="  ") for x in rows]
-    return "\n".join([topic, "", *rows])
+    return "\n".join([*start, *rows])
 
 
 def wanted(root, tree):
-    """The paths that upstream should see: no devtree, nothing inappropriate."""
+    """The paths that upstream should see: no devtree, nothing inappropriate.
+
+    `keras/api` is not among them: it is generated, for each commit.
+    """
     skip = set(patchset.devtree(root))
     for name, file in patchset.read(root).items():
         if name.endswith(".patch"):
@@ -146,7 +163,7 @@ def wanted(root, tree):
             )
             if status.startswith("Inappropriate"):
                 skip.add(name.removesuffix(".patch"))
-    changes = gitcmd.changed(tree, "base", "made")
+    changes = gitcmd.changed(tree, "base", "made", "keras/src")
     return [path for path in changes if path not in skip]
 
 
@@ -154,17 +171,20 @@ def pr(root, tree, clone):
     """Commits the patch set to a branch of `clone`, by topic, and stops."""
     start(clone)
     subjects = gitcmd.text(clone, "log", "-50", "--format=%s", own=True)
-    for topic, paths in topics(root, wanted(root, tree)).items():
+    topics = Topics(root)
+    for topic, paths in topics.split(wanted(root, tree)).items():
         if topic in subjects.splitlines():
             continue
         options = ["--binary", "--full-index", "--no-renames"]
         diff = gitcmd.git(tree, "diff", *options, "base", "made", "--", *paths)
-        transfer(clone, topic, diff, message(root, topic, paths))
+        transfer(clone, topic, diff)
+        commit(clone, message(root, topic, topics.why(topic), paths))
         print(f"pr: {topic} ({len(paths)} files)")
+    commit(clone, API_TOPIC)
     print(f"pr: branch {BRANCH} of {clone} is ready to be read, and not pushed")
 
 
-def transfer(clone, topic, diff, text):
+def transfer(clone, topic, diff):
     try:
         gitcmd.git(clone, "apply", "--3way", "--index", data=diff, own=True)
     except gitcmd.GitError as error:
@@ -174,7 +194,15 @@ def transfer(clone, topic, diff, text):
             f"Resolve the conflicts in {clone}, `git add` them, "
             f"`git commit -m '{topic}'`, and run `pr` again for the rest."
         ) from None
-    gitcmd.git(clone, "commit", "-q", "-m", text, own=True)
+
+
+def commit(clone, text):
+    """Commits what is staged, with the public API that it amounts to."""
+    state = gitcmd.text(clone, "write-tree", own=True)
+    api.generate(clone, START, state)
+    gitcmd.git(clone, "add", "--all", "--", "keras/api", own=True)
+    if gitcmd.text(clone, "diff", "--cached", "--name-only", own=True):
+        gitcmd.git(clone, "commit", "-q", "-m", text, own=True)
 
 
 def start(clone):
@@ -190,10 +218,16 @@ def start(clone):
             f"Received: {clone}. Commit or stash what is there."
         )
     if gitcmd.text(clone, "branch", "--show-current", own=True) == BRANCH:
-        return
+        if gitcmd.text(clone, "for-each-ref", START):
+            return
+        raise ForkError(
+            f"`pr` goes on with a branch {BRANCH} that it has made. Received: "
+            f"{clone}, where another one is checked out. Rename it."
+        )
     if gitcmd.text(clone, "branch", "--list", BRANCH, own=True):
         raise ForkError(
             f"`pr` makes the branch {BRANCH}. Received: {clone}, where it "
             "exists. Switch to it to go on, or rename it."
         )
+    gitcmd.git(clone, "update-ref", START, "HEAD")
     gitcmd.git(clone, "switch", "-q", "-c", BRANCH, own=True)

@@ -89,20 +89,27 @@ def clone(root):
     gitcmd.commit(path, "release", "release")
     edit(path / "keras/src/a.py", "return y\n", "return y\n\n\n# later\n")
     gitcmd.commit(path, "later", "later")
+    gitcmd.git(path, "branch", "-m", "main")
     return path
+
+
+TOPICS = "Double a\n    > Twice is\n    > better.\n    keras/src/a.py\n"
 
 
 def test_pr_commits_by_topic_and_stops(root, capsys):
     patched(root)
-    (root / "topics.txt").write_text("Double a\n    keras/src/a.py\n")
+    (root / "topics.txt").write_text(TOPICS)
     path = clone(root)
     assert call(root, "pr", str(path)) == 0
     log = gitcmd.text(path, "log", "--format=%s").splitlines()
-    assert log[:3] == [
-        "Regenerate the public API",
-        "Add gradient rematerialization",
-        "Double a",
-    ]
+    assert log[:2] == ["Add gradient rematerialization", "Double a"]
+    said = gitcmd.text(path, "log", "-1", "--format=%b", "remat~")
+    assert said == "Twice is better.\n\nkeras/src/a.py: test."
+    assert "keras/api/ops/__init__.py" in gitcmd.changed(
+        path, "remat~", "remat"
+    )
+    api = (path / "keras/api/ops/__init__.py").read_text()
+    assert "from keras.src.new import new as new" in api
     text = (path / "keras/src/a.py").read_text()
     assert "y = 2 * x" in text and "# later" in text
     assert not (path / "conftest.py").exists()
