@@ -19,6 +19,7 @@ from keras.src.backend.common.remat_test_utils import step
 from keras.src.remat.name_op import remat_name
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
+SQUARE = np.linspace(-1, 2, 16).reshape((4, 4)).astype("float32")
 
 
 def large(op_name, value_name, shape, dtype):
@@ -80,19 +81,85 @@ def pairwise(x):
     return ops.associative_scan(lambda a, b: a * ops.tanh(b), x, axis=0)
 
 
+def product(x):
+    """Of a row, with values that a policy may keep or not."""
+    y = remat_name(ops.matmul(ops.sin(x[None]), SQUARE), "one")
+    return ops.relu(remat_name(ops.tanh(y), "two"))[0]
+
+
+def named_branch(x):
+    f = lambda: remat_name(ops.sin(x), "one")
+    return ops.tanh(ops.cond(ops.sum(x) > 0, f, lambda: ops.cos(x)))
+
+
+def vectorized(x):
+    return ops.vectorized_map(product, x)
+
+
+def mapped(x):
+    return ops.map(product, x)
+
+
+def scanned(x):
+    f = lambda carry, row: (product(carry) + row, remat_name(carry, "two"))
+    return ops.scan(f, ops.zeros_like(x[0]), x)[1]
+
+
 @pytest.mark.requires_trainable_backend
 class ControlFlowTest(testing.TestCase):
     @parameterized.product(
         f=(branch, pairwise), keep=("nothing", "matmuls", "function")
     )
     def test_in_a_compiled_step(self, f, keep):
+        self.check(f, keep, True)
+
+    @parameterized.product(
+        f=(named_branch, vectorized, mapped, scanned),
+        keep=("matmuls_and_names", "function"),
+    )
+    def test_with_values_that_have_names(self, f, keep):
+        self.check(f, keep, True)
+
+    @parameterized.parameters("matmuls", "names")
+    def test_a_map_outside_of_a_compiled_step(self, keep):
+        self.check(vectorized, keep, False)
+
+    def check(self, f, keep, compiled):
         g = remat(f, policy=RematPolicy(KEEPS[keep]))
         plain, ours = (
-            step(lambda x: ops.sum(ops.sin(h(x))), [X + 0.5], compiled=True)
+            step(lambda x: ops.sum(ops.sin(h(x))), [X + 0.5], (), compiled)
             for h in (f, g)
         )
         self.assertAllClose(ours[0], plain[0], atol=1e-5)
         self.assertAllClose(ours[1][0], plain[1][0], atol=1e-5)
+
+
+@pytest.mark.requires_trainable_backend
+class FunctionTest(testing.TestCase):
+    def test_what_a_function_is_asked(self):
+        """Also of a layer that makes some of its operations by slow paths."""
+        asked = []
+
+        def keep(*args):
+            asked.append(args)
+            return len(asked) % 2 == 0
+
+        def f(x):
+            return ops.sum(ops.relu(ops.reshape(dense(x), (2, 6))))
+
+        dense = layers.Dense(4, activation="gelu")
+        dense.build((None, 4))
+        g = remat(f, policy=RematPolicy(keep))
+        for compiled in (False, True):
+            ours, plain = (
+                step(h, [X], dense.variables, compiled) for h in (g, f)
+            )
+            self.assertAllClose(ours[1][0], plain[1][0], atol=1e-5)
+        for op_name, value_name, shape, dtype in asked:
+            self.assertIsInstance(op_name, str)
+            self.assertIn(value_name, (None, "dense/linear"))
+            self.assertIsInstance(shape, tuple)
+            self.assertIsInstance(dtype, str)
 
 
 @pytest.mark.requires_trainable_backend

@@ -79,7 +79,10 @@ def keep_function(policy):
         has_batch = op == "matmul" and bool(params["dimension_numbers"][1][0])
 
         def spec():
-            bind = lambda *args: primitive.bind(*args, **params)
+            found = primitive.get_bind_params(params)
+            # Older releases of JAX give functions in it apart.
+            inner, found = found if isinstance(found, tuple) else ((), found)
+            bind = lambda *args: primitive.bind(*inner, *args, **found)
             out = jax.tree.leaves(jax.eval_shape(bind, *avals))[0]
             return tuple(out.shape), str(out.dtype)
 

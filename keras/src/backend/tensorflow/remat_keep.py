@@ -8,6 +8,7 @@ needed by anyone, and is pruned before the graph runs.
 
 import collections
 import contextlib
+import re
 import threading
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ UNCOUNTED = ("Placeholder", "ReadVariableOp")
 CALLS = {"If", "StatelessIf", "Case", "StatelessCase", "While"}
 CALLS |= {"StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
 HANDLES = {tf.variant, tf.resource}
+LOOP_BODY = re.compile(r"\bloop_body(_\d+)?(?=/|$)")
 
 _open = threading.local()
 
@@ -51,15 +53,31 @@ def observed(see):
         _open.observers = _open.observers[:-1]
 
 
+def graph_of_now():
+    """The graph that operations go into; `None` in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def place_of(graph):
+    """A graph, with the innermost template of a map that is traced into it.
+
+    Values in the body of a loop cannot be given back outside of it, nor can
+    those in what `tf.vectorized_map` will convert once it is traced.
+    """
+    scope = "" if graph is None else graph.get_name_scope()
+    bodies = [scope[: m.end()] for m in LOOP_BODY.finditer(scope)]
+    counters = [f"{body}/PlaceholderWithDefault" for body in bodies]
+    found = [name for name in counters if name in graph._nodes_by_name]
+    return graph, found[-1:]
+
+
 class Watcher:
     """Calls `self.see` for each operation of the graph it was opened in."""
 
     def __enter__(self):
         self.counts = collections.Counter()
         self.names = 0
-        self.graph = None
-        if not tf.executing_eagerly():
-            self.graph = tf.compat.v1.get_default_graph()
+        self.where = place_of(graph_of_now())
         open_watchers().append(self)
         op_callbacks.add_op_callback(self.call)
         return self
@@ -70,8 +88,9 @@ class Watcher:
 
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         # What is returned is what the next watcher is given.
-        if graph is not self.graph or open_watchers()[-1] is None:
+        if open_watchers()[-1] is None or place_of(graph) != self.where:
             return outputs
+        op_type = tf.compat.as_str(op_type)  # bytes for some in eager mode
         if op_type in UNCOUNTED:
             return outputs
         self.counts[op_type] += 1
@@ -182,6 +201,9 @@ def can_keep(op_type, outputs):
 class Names(list):
     """Notes which tensors are given a name, as pairs."""
 
+    def __init__(self):
+        self.where = place_of(graph_of_now())
+
     def name(self, x, name):
         self.append((x, name))
         return x
@@ -203,8 +225,10 @@ def fits(x, y):
 
 
 def name_value(x, name):
+    place = place_of(graph_of_now())
     for watcher in list(open_watchers()):
-        x = watcher.name(x, name)
+        if watcher is not None and watcher.where == place:
+            x = watcher.name(tf.convert_to_tensor(x), name)
     return x
 
 

@@ -35,8 +35,8 @@ class Callback:
     """Calls `self.see` for operations on state in the graph of now."""
 
     def __enter__(self):
-        eager = tf.executing_eagerly()
-        self.graph = None if eager else tf.compat.v1.get_default_graph()
+        self.graph = remat_keep.graph_of_now()
+        self.where = remat_keep.place_of(self.graph)
         op_callbacks.add_op_callback(self.call)
         return self
 
@@ -46,8 +46,15 @@ class Callback:
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         watchers = remat_keep.open_watchers()
         hidden = bool(watchers) and watchers[-1] is None
+        op_type = tf.compat.as_str(op_type)  # bytes for some in eager mode
         if op_type not in SEEN or graph is not self.graph or hidden:
             return outputs
+        if op_type in DRAWS and remat_keep.place_of(graph) != self.where:
+            raise RuntimeError(
+                "A rematerialized function must draw the same each time that "
+                "it runs, which TensorFlow's own generators cannot in "
+                f"`tf.vectorized_map`. Received: {op_type}. Use `keras.random`."
+            )
         return self.see(op_type, inputs, outputs)
 
 

@@ -103,9 +103,21 @@ class StateTest(testing.TestCase):
         self.assertAllClose(*found, atol=1e-5)
 
     def test_draws_that_cannot_be_repeated_are_refused(self):
-        f = remat(lambda x: tf.sin(x * tf.random.normal(x.shape)))
-        with self.assertRaisesRegex(RuntimeError, "must draw the same"):
-            gradient(f, [], False)
+        def raw(shape):  # TensorFlow calls this one by another path
+            return tf.raw_ops.RandomStandardNormal(shape=shape, dtype="float32")
+
+        def mapped(shape):
+            draw = lambda x: x * tf.random.normal(shape[1:])
+            return tf.vectorized_map(draw, tf.ones(shape))
+
+        for draw, compiled in (
+            (tf.random.normal, False),
+            (raw, False),
+            (mapped, True),
+        ):
+            f = remat(lambda x: tf.sin(x * draw(list(x.shape))))
+            with self.assertRaisesRegex(RuntimeError, "must draw the same"):
+                gradient(f, [], compiled)
 
     def test_draws_of_a_graph_are_given_back(self):
         def f(x):

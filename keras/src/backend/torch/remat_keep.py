@@ -150,18 +150,19 @@ class Keeper(TorchDispatchMode):
     def name(self, x, name):
         """Keeps the result that `x` is a view of, or else a copy of `x`."""
         wanted = self.policy.keeps("name", False, name, lambda: spec_of(x))
-        made = self.made.get(address(x))
-        if made is not None and made.describes(x):
+        inner = unwrapped(x)
+        made = self.made.get(address(inner))
+        if made is not None and made.describes(inner):
             self.given.setdefault(made.number, []).append(name)
         made = made if wanted else None
-        if made is not None and made.describes(x):
+        if made is not None and made.describes(inner):
             with _disable_current_modes():
-                self.keep(made.number, made.whole(x), name)
+                self.keep(made.number, made.whole(inner), name)
             made = None
         self.names.append(made is not None)
         if made is not None:
             x = x.clone()
-            self.keep(self.count - 1, x, name)
+            self.keep(self.count - 1, unwrapped(x), name)
             self.given[self.count - 1] = [name]
         return x
 
@@ -265,6 +266,13 @@ def set_random_state(x, state):
 def keeps_graph():
     """Whether the graph of the backward pass that runs now may run again."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def unwrapped(x):
+    """What operations see of `x` when a `torch.func` transform is open."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def address(x):
