@@ -18,7 +18,7 @@ OURS := $(wildcard tools devtree integration_tests benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tree status export seams check lint wheel test test-tools \
-	test-tree test-upstream test-wheel smoke mutation demo bench rebase pr clean
+	test-tree test-upstream test-wheel smoke mutation demo bench notebook rebase pr clean
 # pip must not run twice at once in one environment.
 .NOTPARALLEL:
 
@@ -111,6 +111,9 @@ demo: $(VENV)/.have-$(ONE) $(VENV)/.have-wheel  ## build, install, run the demo
 bench: $(VENV)/.have-$(ONE) $(VENV)/.have-hub $(VENV)/.have-wheel  ## benchmarks; MODEL=name
 	KERAS_BACKEND=$(ONE) $(BIN)/python benchmarks/run.py \
 		--backend $(ONE) $(if $(MODEL),--model $(MODEL))
+
+notebook: $(VENV)/.have-$(ONE) $(VENV)/.have-common $(VENV)/.have-wheel  ## write the notebook and its outputs from its source
+	KERAS_BACKEND=$(ONE) $(BIN)/python examples/write_guide.py
 
 rebase:  ## move the patch set to VERSION (or latest); DRY=1 only tries it
 	@$(FORK) rebase $(VERSION) $(if $(DRY),--dry-run)

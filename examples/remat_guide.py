@@ -17,8 +17,9 @@
 # used it. Rematerialization drops these values and computes them again: less
 # memory for about a third more arithmetic, and the same numbers.
 #
-# In Colab, build the wheel (`make wheel`) and install it first:
-# `%pip install keras-3.15.1+remat.*.whl`
+# In Colab, build the wheel (`make wheel`), upload it and install it first:
+# `%pip install keras-3.15.1+remat.*.whl`. What is printed here was printed on
+# JAX on a CPU; set `KERAS_BACKEND` for TensorFlow or torch.
 
 # %%
 import os
@@ -26,6 +27,7 @@ import os
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import numpy as np
+from IPython.display import Image
 
 import keras
 from keras import layers
@@ -45,15 +47,20 @@ def make_model():
     for k in range(12):
         x = layers.Dense(64, activation="gelu", name=f"dense{k}")(x)
         x = layers.Dropout(0.1, name=f"dropout{k}")(x)
-    model = keras.Model(inputs, layers.Dense(1, name="head")(x))
+    outputs = layers.Dense(1, name="head")(x)
+    model = keras.Model(inputs, outputs, name="guide")
     model.compile(optimizer="sgd", loss="mse")
     return model
 
 
-generator = np.random.default_rng(0)
-x = generator.normal(size=(256, 64)).astype("float32")
-y = generator.normal(size=(256, 1)).astype("float32")
+def make_data(size):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(size, 64)).astype("float32")
+    return x, generator.normal(size=(size, 1)).astype("float32")
 
+
+BATCH = 1024
+x, y = make_data(BATCH)
 plain = make_model()
 
 # %% [markdown]
@@ -64,49 +71,78 @@ model = make_model()
 model.remat = True
 
 # %% [markdown]
-# A plan says what this means, from shapes alone: nothing has run yet.
+# A plan says what this means, from shapes alone: nothing has run yet. A region
+# is what runs twice: its input is kept, the values inside are computed again.
 
 # %%
-plan = model.remat_plan(batch_size=256)
+plan = model.remat_plan(batch_size=BATCH)
 plan.summary()
+
+# %% [markdown]
+# On the left memory over one step, on the right what else could be had: each
+# point is a plan, from the plain model to the one with the least memory.
+
+# %%
+Image(plan.plot("plan.png"))
 
 # %% [markdown]
 # ## The same numbers
 #
-# Dropout draws the same mask on the second run, so weights come out equal.
+# Dropout draws the same mask on the second run, so losses come out equal.
 
 # %%
 losses = []
 for each in (plain, model):
     keras.utils.set_random_seed(1)
-    history = each.fit(x, y, batch_size=256, epochs=2, verbose=0)
+    history = each.fit(x, y, batch_size=BATCH, epochs=2, verbose=0)
     losses.append(history.history["loss"])
-print(losses)
+for before, after in zip(*losses):
+    print(f"{before:.4f} plain, {after:.4f} with regions")
 np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+# %% [markdown]
+# ## Measured
+#
+# A plan predicts. A report takes one step of each, plain and with regions.
+
+# %%
+report = keras.utils.remat_report(model, x, y)
+report.summary()
 
 # %% [markdown]
 # ## Name a budget
 #
-# The cheapest plan that fits: here half of what the plain step needs.
+# The cheapest plan that fits: here half of what the plain step needs. Regions
+# may keep matrix products, which are dear to compute again. `fit` prints the
+# plan in a line.
 
 # %%
-half = model.remat_plan(batch_size=256, memory_budget=0.5)
-print(f"{half.plain_bytes} bytes plain, {half.predicted_bytes} planned")
-print(f"{half.predicted_extra_flops / half.plain_flops:.0%} more arithmetic")
+half = model.remat_plan(batch_size=BATCH, memory_budget=0.5)
 half.apply()
-model.fit(x, y, batch_size=256, verbose=0)
+model.fit(x, y, batch_size=BATCH, verbose=0)
+Image(half.plot("half.png"))
 
 # %% [markdown]
-# ## How large a batch would fit?
+# ## Past the memory of the plain model
+#
+# How large a batch fits where the plain model needs all for this one? A budget
+# may also be bytes; its plan is made for the batch that comes.
 
 # %%
-print(half.max_batch_size("4MiB"))
+largest = plan.max_batch_size(plan.plain_bytes)
+print(f"{BATCH} samples plain, {largest} with regions")
+model.remat = keras.RematPolicy(memory_budget=plan.plain_bytes)
+many = make_data(largest)
+model.fit(*many, batch_size=largest, verbose=0)
+print(keras.utils.remat_report(model, *many).peak_line())
 
 # %% [markdown]
 # ## A policy: keep what is dear
 #
-# Matrix products are kept and only the cheap rest runs again.
+# A policy says what a region keeps: all matrix products, or values that layers
+# give names to. You name your own by `keras.ops.remat_name`.
 
 # %%
-model.remat = keras.RematPolicy(keep="matmuls")
-model.fit(x, y, batch_size=256, verbose=0)
+for keep in ("matmuls", ["dense/linear"]):
+    model.remat = keras.RematPolicy(keep=keep)
+    print(model.remat, keras.utils.remat_report(model, x, y), sep="\n")

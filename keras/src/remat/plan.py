@@ -153,6 +153,9 @@ class RematPlan:
     def max_batch_size(self, memory_budget, limit=65536):
         """The largest batch whose plan fits into a budget.
 
+        That is the plan which `keras.RematPolicy(memory_budget=...)` makes for
+        such a batch; this one, or `True`, may need more.
+
         Args:
             memory_budget: Bytes, a string such as `"2GiB"`, or `"auto"`, what
                 the device has free.
