@@ -1,5 +1,6 @@
 """`RematPolicy`: what a region keeps, and how a model is cut into regions."""
 
+import functools
 import warnings
 import weakref
 
@@ -260,6 +261,15 @@ def join_offload(a, b):
     if a is True or b is True:
         return True
     return [*(a or []), *(b or [])] or False
+
+
+@functools.cache
+def warn_not_offloaded(device):
+    """Says once that nothing is offloaded from a device."""
+    warnings.warn(
+        "This device has no separate memory of the host, so values that a "
+        f"`RematPolicy` offloads are kept where they are. Device: {device}"
+    )
 
 
 def get_policy(value, argument="policy"):

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from keras.src import backend
 from keras.src import layers
 from keras.src import models
 from keras.src import ops
 from keras.src import testing
 from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.remat_policy import RematPolicy
+from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import ChainModel
 from keras.src.backend.common.remat_test_utils import step
@@ -58,6 +60,21 @@ class RematPolicyNamesTest(testing.TestCase):
         policy = RematPolicy(keep=keep, offload=offload)
         self.assert_equal_numbers(policy, compiled=False)
         self.assert_equal_numbers(policy, compiled=True)
+
+    @pytest.mark.requires_trainable_backend
+    @pytest.mark.skipif(
+        backend.backend() == "jax",
+        reason="JAX has a memory of the host beside that of a CPU",
+    )
+    def test_a_device_that_cannot_offload_is_warned_of_once(self):
+        warn_not_offloaded.cache_clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for offload in (True, ["wave"], True):
+                policy = RematPolicy(keep="matmuls", offload=offload)
+                self.assert_equal_numbers(policy, compiled=False)
+        found = [w for w in caught if "memory of the host" in str(w.message)]
+        self.assertLen(found, 1)
 
     def assert_equal_numbers(self, policy, compiled):
         dense, drop = layers.Dense(4), layers.Dropout(0.5, seed=3)

@@ -9,7 +9,6 @@ the checkpoint as a hidden argument and gets its gradient.
 import contextlib
 import functools
 import threading
-import warnings
 
 import jax
 from jax._src.ad_checkpoint import name_p
@@ -17,6 +16,7 @@ from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import Offloadable
 from jax.ad_checkpoint import checkpoint_name
 
+from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.config import is_nnx_enabled
 
 
@@ -101,10 +101,7 @@ def can_offload():
     kinds = {m.kind for m in device.addressable_memories()}
     if {"device", "pinned_host"} <= kinds:
         return True
-    warnings.warn(
-        "This device has no separate memory of the host, so values that a "
-        f"`RematPolicy` offloads are kept where they are. Device: {device}"
-    )
+    warn_not_offloaded(device)
     return False
 
 

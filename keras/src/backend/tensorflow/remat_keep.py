@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
+from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.tensorflow import remat_xla
 
 PRODUCTS = {"MatMul": False, "BatchMatMul": True, "BatchMatMulV2": True}
@@ -128,6 +129,9 @@ class Keeper(Watcher):
 
     def place(self, x, name):
         if not self.policy.offloads(name):
+            return x
+        if not remat_xla.has_accelerator():
+            warn_not_offloaded("CPU")
             return x
         with tf.device("CPU:0"):
             return same_value(x)

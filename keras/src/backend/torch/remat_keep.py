@@ -13,6 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.torch.remat_ops import UNCOUNTED
 from keras.src.backend.torch.remat_ops import first_of
 from keras.src.backend.torch.remat_ops import has_tensor
@@ -284,6 +285,7 @@ def address(x):
 def to_host(x):
     """A copy in pinned memory of the host, made beside the computation."""
     if x.device.type == "cpu":
+        warn_not_offloaded(x.device)
         return x.detach()
     copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     copy.copy_(x.detach(), non_blocking=True)
