@@ -79,10 +79,6 @@ class Chain:
             negative where it holds less. Defaults to zeros.
         loss: Bytes that the loss and its gradient need between the forward
             and the backward run. Defaults to `0`.
-        waits: Whether cotangents of plain parts may all wait for their weight
-            gradients, as where an engine starts operations in no fixed
-            order. Then a plain part counts with all of them. Defaults to
-            `False`.
         keeping: A `Keeping`: what a policy keeps. Defaults to `None`.
         choices: Dict from words to `Keeping`: what a region may keep instead.
             Defaults to `None`, no choice.
@@ -100,7 +96,6 @@ class Chain:
         scratch=None,
         beyond=None,
         loss=0,
-        waits=False,
         keeping=None,
         choices=None,
         kept_stays=False,
@@ -120,7 +115,6 @@ class Chain:
         made = _prefix(zeros if grads is None else grads)
         self.grads_after = made[-1] - made  # Made once the backward is at i.
         self.loss = int(loss)
-        self.waits = waits
         self.kept_stays = kept_stays
         # By what the segments of a plan say that they keep.
         self.kept = {
@@ -151,9 +145,6 @@ class Chain:
         # Cotangents that wait while the backward of i runs; those of its
         # own outputs are scratch.
         self.passing = (self.crossing - ending)[: self.n]
-        made = np.zeros(self.n, np.int64)
-        np.add.at(made, self.producer, self.size * self.waits)
-        self.waiting_before = _prefix(made)
         # What is there when the backward arrives at a cut.
         self.arriving = self.grads_after + self.crossing
 

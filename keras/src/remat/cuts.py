@@ -11,7 +11,6 @@ from keras.src.remat.planned import Segment
 from keras.src.remat.planned import runs_of
 from keras.src.remat.planned import shifted
 from keras.src.remat.planned import thin_out
-from keras.src.remat.profile_trace import engine
 from keras.src.remat.units import run_by_themselves
 from keras.src.remat.units import stays_out
 
@@ -47,11 +46,9 @@ def within_budget(plan):
 def smallest(plan, chain):
     """All units of a chain run again but for a short end.
 
-    Its backward pass starts at once, so that would save nothing, where
-    the engine frees memory in order in plain parts too.
+    Its backward pass starts at once, so that would save nothing.
     """
-    ordered = engine().ORDERS_PLAIN_PARTS and not plan.nested
-    plain_end = chain.n // 8 if ordered else 0
+    plain_end = 0 if plan.nested else chain.n // 8
     found = []
     for s in planner.least_peak(chain, plan.policy.levels).segments:
         is_end = s.stop == chain.n and s.stop - s.start <= plain_end

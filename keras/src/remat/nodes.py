@@ -4,6 +4,7 @@ from keras.src import tree
 from keras.src.backend.common import remat_marks
 from keras.src.backend.common.keras_tensor import any_symbolic_tensors
 from keras.src.backend.common.remat_region import run_region
+from keras.src.backend.common.remat_results import engine
 from keras.src.backend.common.remat_scope import without_scopes
 from keras.src.remat.structure import nodes_of
 
@@ -42,7 +43,7 @@ def run_nodes(segment, values, operation_fn):
         run_units(segment.nodes, values, operation_fn, needed, drops)
         return
     for node, dropped in zip(segment.nodes, segment.drops):
-        run_node(node, values, operation_fn)
+        run_node(node, values, operation_fn, in_order=True)
         drop(values, dropped)
 
 
@@ -101,13 +102,29 @@ def run_marked(mark, nodes, values, operation_fn, needed):
     values.update(zip(writes, results))
 
 
-def run_node(node, values, operation_fn):
-    if any(id(x) not in values for x in node.input_tensors):
+def run_node(node, values, operation_fn, in_order=False):
+    """Runs one node.
+
+    Args:
+        node: The `Node`.
+        values: Dict from the id of a symbolic tensor to its value, which gets
+            those of its outputs.
+        operation_fn: Maps an operation to what is called in its place.
+        in_order: Whether its backward run is to end before that of nodes
+            before it begins. Defaults to `False`.
+    """
+    given = {id(x): values.get(id(x), MISSING) for x in node.input_tensors}
+    if any(value is MISSING for value in given.values()):
         return  # not computable from the inputs that are given
-    args, kwargs = node.arguments.fill_in(values)
+    if in_order:
+        given = {key: engine().in_order(x) for key, x in given.items()}
+    args, kwargs = node.arguments.fill_in(given)
     outputs = operation_fn(node.operation)(*args, **kwargs)
     for x, y in zip(node.outputs, tree.flatten(outputs)):
         values[id(x)] = y
+
+
+MISSING = object()
 
 
 def drop(values, keys):

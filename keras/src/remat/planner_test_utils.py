@@ -22,7 +22,7 @@ def random_chain(n, rng):
                 saved[i] += size
             values.append((i, size, uses, is_saved))
     numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(4)]
-    loss, waits = rng.randint(0, 9), rng.choice([False, True])
+    loss = rng.randint(0, 9)
     keeping = random_keeping(numbers[0], rng) if rng.random() < 0.5 else None
     # The more ways a region has, the shorter the chains brute force can do.
     words = ("some", "more")[: rng.randint(0, max(0, min(2, 6 - n)))]
@@ -32,7 +32,6 @@ def random_chain(n, rng):
         values,
         *numbers,
         loss=loss,
-        waits=waits,
         keeping=keeping,
         choices=choices,
         kept_stays=rng.choice([False, True]),

@@ -122,8 +122,9 @@ class Flow:
 
 
 def shares_to_trace(node):
-    """Steps in time are all alike, so one trace says what a share costs."""
-    return ways.SHARES[:1] if units.is_recurrent(node) else ways.SHARES
+    """Steps in time may be all alike: one trace says what a share costs."""
+    alike = units.is_recurrent(node) and engine().STEPS_ALIKE
+    return ways.SHARES[:1] if alike else ways.SHARES
 
 
 def of_inputs(cost, used):
@@ -256,13 +257,11 @@ def chain_of(
         [c.scratch + b for c, b in zip(costs, beside)],
         kept.beyond,
         loss and loss + beside[-1],
-        not engine().ORDERS_PLAIN_PARTS,
         policy and keeping(costs, policy),
         choices(costs) if chooses else None,
         engine().KEPT_STAYS,
     )
-    ordered = engine().ORDERS_PLAIN_PARTS
-    chain.ways = ways.ways_of(kept, costs, beside, ordered)
+    chain.ways = ways.ways_of(kept, costs, beside)
     return chain
 
 

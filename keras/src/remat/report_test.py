@@ -69,16 +69,15 @@ class ShownPlanTest(testing.TestCase):
         segments = plan.planned.segments
         kept = report.kept_by_node(plan.chain, segments)
         last, before = list(plan.chain.kept_before(segments))[-1]
-        # Cotangents that wait are no residuals, nor is what an engine holds
-        # beyond them.
+        # What an engine holds beyond them is no residual.
         chain = plan.chain
-        beside = chain.waiting_before + chain.held_before - chain.saved_before
-        waiting = sum(
-            beside[s.stop] - beside[s.start]
+        beyond = chain.held_before - chain.saved_before
+        held = sum(
+            beyond[s.stop] - beyond[s.start]
             for s in segments[:-1]
             if not s.remat
         )
-        self.assertEqual(kept[: last.start].sum(), before - waiting)
+        self.assertEqual(kept[: last.start].sum(), before - held)
 
     def test_picture_is_written_without_pyplot(self):
         pytest.importorskip("matplotlib")

@@ -31,14 +31,13 @@ def spans_of(chain, start, stops, keep):
     first = np.maximum(forward, with_loss(chain, stops, keep))
     plain = np.maximum(run, with_loss(chain, stops, keep_plain))
     plain = np.maximum(plain, back)
-    waiting = chain.waiting_before[stops] - chain.waiting_before[start]
     return {
         "keep": keep,
         "giving": giving,
-        "keep_plain": keep_plain + waiting,
+        "keep_plain": keep_plain,
         "forward": forward,
         "run": run,
-        "plain": plain + waiting,
+        "plain": plain,
         "unit": unit,
         "again": again,
         "first": first,

@@ -27,7 +27,6 @@ def _loss(chain, segments):
     else:
         kept += chain.held_from(start, chain.unsaved_size)[-1]
         kept += chain.held_before[-1] - chain.held_before[start]
-        kept += _waiting(chain, last)
     return [("loss", int(kept + chain.loss))]
 
 
@@ -36,8 +35,6 @@ def _forward(chain, label, segments, base):
     for segment, kept in chain.kept_before(segments):
         nodes = range(segment.start, segment.stop)
         held = base + kept + _held_forward(chain, segment)
-        if label == "forward" and not segment.remat:
-            held = held + _waiting(chain, segment)
         moments += [(f"{label} {i}", int(h)) for i, h in zip(nodes, held)]
     return moments
 
@@ -57,13 +54,6 @@ def _held_forward(chain, segment):
     return held if segment.remat else held + _saved(chain, segment)
 
 
-def _waiting(chain, segment):
-    if ways.chosen(chain, segment):
-        return 0
-    before = chain.waiting_before
-    return before[segment.stop] - before[segment.start]
-
-
 def _saved(chain, segment):
     upto = chain.held_before[segment.start + 1 : segment.stop + 1]
     return upto - chain.held_before[segment.start]
@@ -76,7 +66,6 @@ def _backward(chain, segments, base, in_region=False):
             moments += _region(chain, segment, base + kept)
             continue
         held = base + kept + _held_backward(chain, segment, in_region)
-        held = held if in_region else held + _waiting(chain, segment)
         nodes = range(segment.start, segment.stop)
         pairs = zip(reversed(nodes), reversed(held))
         moments += [(f"backward {i}", int(h)) for i, h in pairs]

@@ -29,15 +29,13 @@ Args:
 SHARES = (1.0, 0.75, 0.5, 0.25)
 
 
-def ways_of(kept, costs, beside, ordered=True):
+def ways_of(kept, costs, beside):
     """The ways of the nodes of a chain.
 
     Args:
         kept: A `Kept`, see `profile_kept.py`.
         costs: List of `NodeCost`.
         beside: Bytes that are there while each node runs, in any plan.
-        ordered: Whether the engine runs plain parts in a fixed order. Defaults
-            to `True`.
 
     Returns:
         Dict from the index of a node to a dict from a share to a `Way`.
@@ -45,9 +43,7 @@ def ways_of(kept, costs, beside, ordered=True):
     saved = kept.by_node()
     return {
         i: {
-            s: way_of(
-                kept, i, saved[i] + cost.beyond, cost, s, beside[i], ordered
-            )
+            s: way_of(kept, i, saved[i] + cost.beyond, cost, s, beside[i])
             for s in SHARES
         }
         for i, cost in enumerate(costs)
@@ -55,7 +51,7 @@ def ways_of(kept, costs, beside, ordered=True):
     }
 
 
-def way_of(kept, i, saved, cost, share, beside, ordered):
+def way_of(kept, i, saved, cost, share, beside):
     node = kept.nodes[i]
     divided = cost.divided.get(share, cost.divided[1.0])
     rest = 0 if share in cost.divided else 1 - share
@@ -67,9 +63,7 @@ def way_of(kept, i, saved, cost, share, beside, ordered):
     less = cost.saved_internal - divided.saved_internal
     less += cost.beyond - divided.beyond
     saved += sum(kept.made[key][1] for key in new) - int((1 - rest) * less)
-    # The plain rest needs its own, and twice where it may overlap with others.
-    of_rest = int(rest * cost.scratch) * (1 if ordered else 2)
-    scratch = divided.scratch + of_rest + beside
+    scratch = divided.scratch + int(rest * cost.scratch) + beside
     return Way(max(0, saved), scratch, int(share * cost.flops))
 
 

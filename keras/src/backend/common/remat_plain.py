@@ -55,6 +55,11 @@ def waiting(value, run):
     return value
 
 
+def in_order(x):
+    """An input of a plain part, whose gradient is made in order anyway."""
+    return x
+
+
 def assigned(value, before):
     return value
 

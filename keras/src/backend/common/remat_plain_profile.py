@@ -11,7 +11,7 @@ from keras.src.backend import KerasTensor
 from keras.src.utils.dtype_utils import dtype_size
 
 UPDATES_AT_ONCE = False
-ORDERS_PLAIN_PARTS = True
+STEPS_ALIKE = True
 KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 1

@@ -248,6 +248,11 @@ def assigned(value, before):
     return value
 
 
+def in_order(x):
+    """An input of a plain part, whose gradient is made in order anyway."""
+    return x
+
+
 def check_reads(run):
     """Nothing to do: arrays never change."""
 

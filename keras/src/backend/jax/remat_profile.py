@@ -29,7 +29,7 @@ from keras.src.backend.jax.remat_values import size
 # A compiled step whose weights are donated writes each new weight over the old
 # one as soon as its gradient is there, so gradients do not pile up.
 UPDATES_AT_ONCE = True
-ORDERS_PLAIN_PARTS = True
+STEPS_ALIKE = True
 # XLA computes with a kept product again in the backward pass.
 KEPT_STAYS = True
 # What a loss and its gradient take at once, over the size of the results.

@@ -23,6 +23,7 @@ from keras.src.backend.tensorflow.remat_captured import sight
 from keras.src.backend.tensorflow.remat_order import after
 from keras.src.backend.tensorflow.remat_order import copies_of
 from keras.src.backend.tensorflow.remat_order import finished
+from keras.src.backend.tensorflow.remat_order import in_order  # noqa: F401
 from keras.src.backend.tensorflow.remat_order import is_differentiable
 from keras.src.backend.tensorflow.remat_order import unread_gradients
 from keras.src.backend.tensorflow.remat_order import values_of
@@ -130,7 +131,7 @@ class Gradient:
         incoming = [g for g, t in zip(gradients, self.trains) if t]
         known = [g for g in incoming if g is not None]
         if in_graph:
-            known_before = [*known, *unread_gradients()]
+            known_before = [*known, *unread_gradients(known)]
             inputs, reads = after(known_before, self.inputs, self.reads)
         else:
             inputs, reads = copies_of(self.inputs), self.reads
@@ -153,7 +154,7 @@ class Gradient:
         if not in_graph:
             return result
         result = finished(result, len(flat(inputs)))
-        unread_gradients()  # Those of this region are among what is held back.
+        unread_gradients([])  # Those of this region are held back already.
         return result
 
     def giving(self, known):

@@ -8,7 +8,10 @@ hands its own gradient on when those of its weights are done.
 
 import tensorflow as tf
 
+from keras.src.backend.common.masking import get_keras_mask
+from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.tensorflow import remat_xla
+from keras.src.backend.tensorflow.remat_updates import gate
 
 SEEN = "_remat_operations_seen"
 
@@ -18,18 +21,23 @@ def after(gradients, inputs, reads):
     gradients = [values_of(g) for g in gradients]
     if remat_xla.compiles():
         return remat_xla.after(gradients, inputs, reads)
-    with tf.control_dependencies(gradients):
+    with tf.control_dependencies([gate(gradients)]):
         again = copies_of(inputs)
         reads = [tf.identity(x) for x in reads]
     return again, reads
 
 
-def unread_gradients():
+def unread_gradients(beside):
     """Gradients made in this graph since the last call that nothing reads yet.
 
     Those of weights in plain parts: nothing else would keep an executor from
     starting the next region while they wait, with all that they need.
+
+    Args:
+        beside: List of gradients. Devices do not wait for each other, so only
+            gradients on theirs are found.
     """
+    devices = {values_of(g).device for g in beside}
     graph = tf.compat.v1.get_default_graph()
     operations = graph.get_operations()
     since = getattr(graph, SEEN, 0)
@@ -38,9 +46,42 @@ def unread_gradients():
         x
         for op in operations[since:]
         if "gradient" in op.name and op.type != "Placeholder"
+        if op.device in devices
         for x in op.outputs[:1]
         if is_differentiable(x) and not any(y.consumers() for y in op.outputs)
     ]
+
+
+def in_order(x):
+    """An input of a plain part, whose gradient waits for others made before.
+
+    Else the gradients of all weights of a plain part may be left for last,
+    with all that they are made of.
+    """
+    if not tf.is_tensor(x) or tf.executing_eagerly() or remat_xla.compiles():
+        return x
+    if isinstance(x, tf.Variable) or not is_differentiable(x):
+        return x
+
+    @tf.custom_gradient
+    def identity(x):
+        return tf.identity(x), after_others
+
+    mask = get_keras_mask(x)
+    x = identity(x)
+    if mask is not None:
+        set_keras_mask(x, mask)
+    return x
+
+
+def after_others(gradient):
+    if tf.executing_eagerly() or not isinstance(gradient, tf.Tensor):
+        return gradient
+    others = unread_gradients([gradient])
+    if not others:
+        return gradient
+    with tf.control_dependencies([gate(others)]):
+        return tf.identity(gradient)
 
 
 def finished(found, n_inputs):

@@ -49,3 +49,25 @@ class OrderTest(testing.TestCase):
         for op in ops[2:]:
             self.assertIn(op, waits_for(ops[0]))
         self.assertNotIn(ops[0], waits_for(ops[2]))
+
+    def test_devices_do_not_wait_for_each_other(self):
+        import tensorflow as tf
+
+        dense = [layers.Dense(4, activation="tanh") for _ in range(2)]
+        for layer in dense:
+            layer.build((3, 4))
+        blocks = [remat(layer) for layer in dense]
+        found = {}
+
+        @tf.function
+        def step(x):
+            for block, layer, kind in zip(blocks, dense, ("CPU", "GPU")):
+                with tf.device(f"/device:{kind}:0"):
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_sum(block(tf.identity(x)))
+                    kernel = layer.kernel.value
+                    found[kind] = tape.gradient(loss, kernel)
+            return list(found.values())
+
+        step.get_concrete_function(tf.ones((3, 4)))
+        self.assertNotIn(found["CPU"].op, waits_for(found["GPU"].op))

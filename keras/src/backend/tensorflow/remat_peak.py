@@ -59,4 +59,5 @@ def workspace(op):
     patches = math.prod(pixels) * taps
     unit = patches + math.prod(pixels) * channels + elements(kernel)
     images = -(-WORKING_SET // unit) if filters else 1
-    return images * patches * op.inputs[2].dtype.size
+    added = elements(kernel) if filters else 0  # The sum over images.
+    return (images * patches + added) * op.inputs[2].dtype.size

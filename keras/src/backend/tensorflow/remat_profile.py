@@ -25,8 +25,8 @@ from keras.src.backend.tensorflow.remat_values import size
 # In a graph a weight is updated as soon as its gradient is there, so gradients
 # do not pile up.
 UPDATES_AT_ONCE = True
-# The executor starts any operation whose inputs are there.
-ORDERS_PLAIN_PARTS = False
+# Whether one trace of a recurrent layer in parts tells what a share costs.
+STEPS_ALIKE = False
 KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 4

@@ -24,7 +24,7 @@ from keras.src.backend.torch.remat_workspace import workspace
 
 # The optimizer runs when all gradients are there.
 UPDATES_AT_ONCE = False
-ORDERS_PLAIN_PARTS = True
+STEPS_ALIKE = True
 KEPT_STAYS = False
 # What a loss and its gradient take at once, over the size of the results.
 LOSS_COPIES = 5
