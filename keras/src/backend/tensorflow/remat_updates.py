@@ -86,7 +86,7 @@ def order_updates(graph):
         before = [x.op for x in op.inputs] + op.control_inputs
         known = [last.get(x, len(gates)) for x in before]
         number = last[op] = numbers.get(op) or max(known, default=0)
-        if op.type.startswith(UPDATES):
+        if is_large_update(op):
             ready[number].append(op)
             old = readers(op.inputs[0], last) - {op}
             op._add_control_inputs([x for x in old if last[x] <= number])
@@ -95,6 +95,16 @@ def order_updates(graph):
 
 
 UPDATES = ("Assign", "ResourceApply", "ResourceSparse", "ResourceScatter")
+
+
+def is_large_update(op):
+    """Whether an operation changes a weight that is more than a vector.
+
+    The gradient of a bias is there before its layer runs again, but oneDNN
+    makes it in one with that of the kernel: to wait for it would be a circle.
+    """
+    values = op.inputs[1:] if op.type.startswith(UPDATES) else ()
+    return any((x.shape.rank or 0) > 1 for x in values)
 
 
 def needed_for(operations, controls=True):

@@ -154,6 +154,21 @@ class UpdatesTest(testing.TestCase):
         for op in back:
             self.assertEqual(op.get_attr("parallel_iterations"), 1)
 
+    def test_no_circle_where_gradients_of_kernel_and_bias_are_made_in_one(self):
+        import tensorflow as tf
+
+        # oneDNN does so to convolutions; of a shared layer that is added up.
+        inputs = layers.Input((8, 8, 2))
+        shared = layers.Conv2D(2, 3, padding="same")
+        first = layers.Conv2D(2, 3, padding="same", activation="relu")(inputs)
+        ends = [shared(first), shared(layers.Conv2D(2, 1)(first))]
+        model = models.Model(inputs, layers.Concatenate()(ends))
+        for layer in model.layers[1:]:
+            layer.remat = True
+        graph = graph_of_step(model, optimizers.SGD(0.1), tf.ones((1, 8, 8, 2)))
+        (update,) = updates_of(graph, shared.bias)
+        self.assertFalse(any(update in waits_for(g) for g in gates_in(graph)))
+
     def test_a_graph_without_regions_stays_as_it_is(self):
         import tensorflow as tf
 
