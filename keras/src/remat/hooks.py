@@ -14,6 +14,7 @@ from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_inference import in_inference
 from keras.src.backend.common.remat_inference import said_to_be_inference
 from keras.src.backend.common.remat_later import warn_later
+from keras.src.backend.common.remat_results import engine
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_scope import setting_of
 from keras.src.backend.common.remat_scope import without_scopes
@@ -42,6 +43,7 @@ def wrap_call(op, fn, args, kwargs):
     Returns:
         A function with the arguments of `fn`.
     """
+    fn = engine().ordered(fn)
     setting = setting_of(op)
     if setting is None or in_symbolic_scope() or said_to_be_inference():
         return fn

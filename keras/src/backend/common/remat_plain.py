@@ -60,6 +60,11 @@ def in_order(x):
     return x
 
 
+def ordered(fn):
+    """A layer's `call`, whose gradients are made in order anyway."""
+    return fn
+
+
 def assigned(value, before):
     return value
 

@@ -242,6 +242,7 @@ def note_scope(op):
         vars(op)["_remat_scope"] = scope
 
 
+@functools.cache
 def off():
     """The scope of a layer that is never rematerialized."""
     scope = RematScope(None)
@@ -273,11 +274,19 @@ def setting_of(op):
     return scope
 
 
+AGAIN = "remat_runs_again"  # Set where an engine orders second runs.
+
+
 class EffectiveSetting:
     """Descriptor: reads the setting that wins, writes the scope at creation."""
 
     def __get__(self, op, owner=None):
-        return self if op is None else setting_of(op)
+        if op is None:
+            return self
+        setting = setting_of(op)
+        if setting is None and global_state.get_global_attribute(AGAIN):
+            return off()  # It is still called by `wrap_call`.
+        return setting
 
     def __set__(self, op, value):
         scope = vars(op)["_remat_scope"] = innermost_scope()

@@ -253,6 +253,11 @@ def in_order(x):
     return x
 
 
+def ordered(fn):
+    """A layer's `call`, whose gradients are made in order anyway."""
+    return fn
+
+
 def check_reads(run):
     """Nothing to do: arrays never change."""
 

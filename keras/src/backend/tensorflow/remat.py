@@ -17,6 +17,8 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as eager_tape
 
+from keras.src.backend.common.remat_attributes import attributes
+from keras.src.backend.common.remat_scope import AGAIN
 from keras.src.backend.tensorflow import remat_keep
 from keras.src.backend.tensorflow import remat_state
 from keras.src.backend.tensorflow.remat_captured import sight
@@ -25,6 +27,7 @@ from keras.src.backend.tensorflow.remat_order import copies_of
 from keras.src.backend.tensorflow.remat_order import finished
 from keras.src.backend.tensorflow.remat_order import in_order  # noqa: F401
 from keras.src.backend.tensorflow.remat_order import is_differentiable
+from keras.src.backend.tensorflow.remat_order import ordered  # noqa: F401
 from keras.src.backend.tensorflow.remat_order import unread_gradients
 from keras.src.backend.tensorflow.remat_order import values_of
 
@@ -143,7 +146,7 @@ class Gradient:
                 tape.watch(x)
             earlier = known if in_graph else []
             state = self.state.again(self.run.name, earlier)
-            with state, self.giving(earlier):
+            with state, self.giving(earlier), attributes(**{AGAIN: in_graph}):
                 results = self.run.again(*inputs, values=reads)
         targets = [x for x, t in zip(flat(results), self.trains) if t]
         targets = [x for x, g in zip(targets, incoming) if g is not None]

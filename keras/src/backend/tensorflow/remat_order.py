@@ -6,10 +6,15 @@ gradient of its results is there, and all gradients made before are done; it
 hands its own gradient on when those of its weights are done.
 """
 
+import functools
+
 import tensorflow as tf
 
+from keras.src import tree
+from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
+from keras.src.backend.common.remat_scope import AGAIN
 from keras.src.backend.tensorflow import remat_xla
 from keras.src.backend.tensorflow.remat_updates import gate
 
@@ -58,9 +63,8 @@ def in_order(x):
     Else the gradients of all weights of a plain part may be left for last,
     with all that they are made of.
     """
-    if not tf.is_tensor(x) or tf.executing_eagerly() or remat_xla.compiles():
-        return x
-    if isinstance(x, tf.Variable) or not is_differentiable(x):
+    is_symbolic = isinstance(x, tf.Tensor) and tf.is_symbolic_tensor(x)
+    if not is_symbolic or not is_differentiable(x) or remat_xla.compiles():
         return x
 
     @tf.custom_gradient
@@ -72,6 +76,24 @@ def in_order(x):
     if mask is not None:
         set_keras_mask(x, mask)
     return x
+
+
+def ordered(fn):
+    """A layer's `call`; in a second run its backward run ends before others."""
+    if not global_state.get_global_attribute(AGAIN):
+        return fn
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        seen = {}  # One that is given twice stays one.
+
+        def once(x):
+            return seen.setdefault(id(x), (x, in_order(x)))[1]
+
+        args, kwargs = tree.map_structure(once, (args, kwargs))
+        return fn(*args, **kwargs)
+
+    return call
 
 
 def after_others(gradient):

@@ -209,3 +209,41 @@ class InOrderTest(testing.TestCase):
         ops = gradients_in(model)
         for before, op in zip(ops[1:], ops):
             self.assertIn(before, waits_for(op))
+
+    def test_layers_in_a_function_of_ones_own_run_back_in_order(self):
+        import tensorflow as tf
+
+        model = chain()
+        block = remat(lambda x: model(x, training=True))
+        found = []
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(block(x))
+            kernels = [layer.kernel.value for layer in model.layers[1:]]
+            found[:] = [g.op for g in tape.gradient(loss, kernels)]
+            return [op.outputs[0] for op in found]
+
+        step(tf.ones((3, 4)))
+        for before, op in zip(found[1:], found):
+            self.assertIn(before, waits_for(op))
+
+    def test_one_tensor_that_is_given_twice_stays_one(self):
+        import tensorflow as tf
+
+        class Same(layers.Layer):
+            def call(self, x, y):
+                return x * y if x is y else x + y
+
+        layer = Same()
+        block = remat(lambda x: layer(x, x))
+
+        @tf.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = block(x)
+            return tape.gradient(y, x)
+
+        self.assertAllClose(step(tf.constant([3.0])), [6.0])
