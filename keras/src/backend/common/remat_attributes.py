@@ -2,6 +2,9 @@
 
 from keras.src.backend.common import global_state
 
+# Whether a region runs again, where an engine puts its layers in order then.
+AGAIN = "remat_runs_again"
+
 
 class attributes:
     """Sets thread-local attributes, and puts back what they were.

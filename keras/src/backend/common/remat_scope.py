@@ -9,6 +9,7 @@ from collections import namedtuple
 from keras.src.api_export import keras_export
 from keras.src.backend.common import global_state
 from keras.src.backend.common import remat_later
+from keras.src.backend.common.remat_attributes import AGAIN
 from keras.src.backend.common.remat_attributes import attributes
 from keras.src.backend.common.remat_checks import check_budget
 from keras.src.backend.common.remat_checks import check_count
@@ -272,9 +273,6 @@ def setting_of(op):
     if scope is None or scope.mode is None:
         return None
     return scope
-
-
-AGAIN = "remat_runs_again"  # Set where an engine orders second runs.
 
 
 class EffectiveSetting:

@@ -17,8 +17,8 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as eager_tape
 
+from keras.src.backend.common.remat_attributes import AGAIN
 from keras.src.backend.common.remat_attributes import attributes
-from keras.src.backend.common.remat_scope import AGAIN
 from keras.src.backend.tensorflow import remat_keep
 from keras.src.backend.tensorflow import remat_state
 from keras.src.backend.tensorflow.remat_captured import sight

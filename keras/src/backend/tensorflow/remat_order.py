@@ -14,7 +14,7 @@ from keras.src import tree
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
-from keras.src.backend.common.remat_scope import AGAIN
+from keras.src.backend.common.remat_attributes import AGAIN
 from keras.src.backend.tensorflow import remat_xla
 from keras.src.backend.tensorflow.remat_updates import gate
 
