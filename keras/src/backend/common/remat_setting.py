@@ -97,8 +97,10 @@ class RematLayer:
 def trace_again(trainer):
     """Makes a new training step, at once: a callback may run in `fit`."""
     trainer.train_function = None
-    if getattr(trainer, "compiled", False):
-        trainer.make_train_function()
+    # NumPy and OpenVINO do not train.
+    make = getattr(trainer, "make_train_function", None)
+    if make is not None and getattr(trainer, "compiled", False):
+        make()
 
 
 def can_have_graph(layer):
