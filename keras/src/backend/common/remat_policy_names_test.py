@@ -17,6 +17,7 @@ from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import ChainModel
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.backend.common.remat_test_utils import warned_of
 from keras.src.remat.name_op import remat_name
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
@@ -109,13 +110,6 @@ class RematPolicyNamesTest(testing.TestCase):
         self.assertLen(texts, 1)
         self.assertIn("['absent']", texts[0])
 
-    def warned_of(self, run):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run()
-        texts = [str(w.message) for w in caught]
-        return [t.split(": ")[-1] for t in texts if "RematPolicy" in t]
-
     @pytest.mark.requires_trainable_backend
     def test_each_layer_of_a_model_may_have_some_of_the_names(self):
         for second, missing in (("second", []), ("absent", ["['absent']"])):
@@ -127,7 +121,7 @@ class RematPolicyNamesTest(testing.TestCase):
             for made in (parts, copies):
                 model = models.Sequential(made)
                 run = lambda: step(lambda x: ops.sum(model(x)), [X])
-                self.assertEqual(self.warned_of(run), missing)
+                self.assertEqual(warned_of("RematPolicy", run), missing)
 
     @parameterized.parameters("graph", "subclass", "scope")
     @pytest.mark.requires_trainable_backend
@@ -147,10 +141,10 @@ class RematPolicyNamesTest(testing.TestCase):
                 run()
 
         if kind == "scope":
-            found = self.warned_of(run_in_scope)
+            found = warned_of("RematPolicy", run_in_scope)
         else:
             model.remat = policy
-            found = self.warned_of(run)
+            found = warned_of("RematPolicy", run)
         self.assertEqual(found, [f"['absent_{kind}']"])
 
     @pytest.mark.requires_trainable_backend
@@ -163,7 +157,7 @@ class RematPolicyNamesTest(testing.TestCase):
         def run():
             model.fit(X, X, batch_size=2, epochs=2, verbose=0)
 
-        self.assertEqual(self.warned_of(run), ["['absent_fit']"])
+        self.assertEqual(warned_of("RematPolicy", run), ["['absent_fit']"])
 
     @parameterized.parameters("graph", "subclass", "layers")
     @pytest.mark.requires_trainable_backend
@@ -177,4 +171,4 @@ class RematPolicyNamesTest(testing.TestCase):
             part.remat = policy
         model.compile("sgd", "mse")
         run = lambda: model.fit(X, X, batch_size=2, epochs=2, verbose=0)
-        self.assertEqual(self.warned_of(run), [])
+        self.assertEqual(warned_of("RematPolicy", run), [])

@@ -1,6 +1,7 @@
 """What tests of rematerialization share: a step, a count of runs, layers."""
 
 import contextlib
+import warnings
 
 import numpy as np
 
@@ -12,6 +13,15 @@ from keras.src.backend.common.remat_op import remat
 from keras.src.backend.common.stateless_scope import StatelessScope
 
 RUNS = []
+
+
+def warned_of(word, run):
+    """What warnings that have a word in them end with, while `run` runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    texts = [str(w.message) for w in caught]
+    return [t.split(": ")[-1] for t in texts if word in t]
 
 
 class Penalty(layers.Layer):

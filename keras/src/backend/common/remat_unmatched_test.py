@@ -1,5 +1,4 @@
 import contextlib
-import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from keras.src import testing
 from keras.src.backend.common.remat_scope import RematScope
 from keras.src.backend.common.remat_test_utils import ChainModel
 from keras.src.backend.common.remat_test_utils import step
+from keras.src.backend.common.remat_test_utils import warned_of
 
 X = np.linspace(-1, 1, 12).reshape((3, 4)).astype("float32")
 
@@ -23,13 +23,6 @@ class UnmatchedTest(testing.TestCase):
     def nested(self):
         inner = models.Sequential([layers.Dense(4, name="a")])
         return ChainModel(inner, layers.Dense(4, name="b"))
-
-    def warned_of(self, run):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            run()
-        texts = [str(w.message) for w in caught]
-        return [t.split(": ")[-1] for t in texts if "RematScope" in t]
 
     def created(self, names, steps=2, **kwargs):
         with RematScope("list_of_layers", layer_names=names, **kwargs):
@@ -54,13 +47,13 @@ class UnmatchedTest(testing.TestCase):
     def test_names(self, how, names_and_missing):
         names, missing = names_and_missing
         run = getattr(self, how)
-        self.assertEqual(self.warned_of(lambda: run(names)), missing)
+        self.assertEqual(warned_of("RematScope", lambda: run(names)), missing)
 
     @parameterized.parameters("created", "called")
     def test_types(self, how):
         run = getattr(self, how)
         types = {"layer_types": ["Dense", "Conv2D"]}
-        found = self.warned_of(lambda: run(["a", "b"], **types))
+        found = warned_of("RematScope", lambda: run(["a", "b"], **types))
         self.assertEqual(found, ["['Conv2D']"])
 
     @parameterized.parameters("created", "called")
@@ -77,7 +70,7 @@ class UnmatchedTest(testing.TestCase):
                 step(lambda x: ops.sum(first(x)), [X])
                 step(lambda x: ops.sum(second(x)), [X])
 
-        self.assertEqual(self.warned_of(run), [])
+        self.assertEqual(warned_of("RematScope", run), [])
 
     def test_a_layer_that_is_in_no_model(self):
         layer = layers.Dense(2)
@@ -86,7 +79,7 @@ class UnmatchedTest(testing.TestCase):
             with RematScope("list_of_layers", layer_names=["absent"]):
                 step(lambda x: ops.sum(layer(x)), [X])
 
-        self.assertEqual(self.warned_of(run), ["['absent']"])
+        self.assertEqual(warned_of("RematScope", run), ["['absent']"])
 
     def test_a_loaded_model(self):
         inputs = layers.Input((4,))
@@ -95,4 +88,4 @@ class UnmatchedTest(testing.TestCase):
             model = models.Model(inputs, inner(inputs))
         copy = models.Model.from_config(model.get_config())
         run = lambda: step(lambda x: ops.sum(copy(x)), [X])
-        self.assertEqual(self.warned_of(run), [])
+        self.assertEqual(warned_of("RematScope", run), [])

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.tensorflow import remat_keep
-from keras.src.backend.tensorflow.remat_profile import needed_for
+from keras.src.backend.tensorflow.remat_profile import needed_by
 from keras.src.backend.tensorflow.remat_profile import placeholder
 from keras.src.backend.tensorflow.remat_profile import read_by
 from keras.src.backend.tensorflow.remat_values import root
@@ -36,7 +36,7 @@ def kept_values(forward, data, variables):
         trained = [x for x, v in zip(values, variables) if v.trainable]
         gradients = [g for g in tf.gradients(loss, trained) if g is not None]
         backward = graph.get_operations()[len(before) :]
-        needed = needed_for(gradients)
+        needed = needed_by(gradients)
         backward = [op for op in backward if op in needed]
         kept = read_by(backward, set(before))
     return [

@@ -17,6 +17,7 @@ from keras.src.backend.tensorflow import remat_keep
 from keras.src.backend.tensorflow.remat_flops import arithmetic
 from keras.src.backend.tensorflow.remat_flops import flops
 from keras.src.backend.tensorflow.remat_peak import peak
+from keras.src.backend.tensorflow.remat_updates import needed_for
 from keras.src.backend.tensorflow.remat_values import SAME_BUFFER
 from keras.src.backend.tensorflow.remat_values import SHAPE_ONLY
 from keras.src.backend.tensorflow.remat_values import root
@@ -56,7 +57,7 @@ def trace(call, inputs, variables):
             [x for x, (_, _, w) in zip(given, inputs) if w],
             [x for x, v in zip(values, variables) if v.trainable],
         )
-        needed = needed_for(grads)
+        needed = needed_by(grads)
         backward = graph.get_operations()[len(forward) :]
         backward = [op for op in backward if op in needed]
         kept = read_by(backward, set(forward))
@@ -84,19 +85,13 @@ def recording():
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
-def needed_for(tensors):
+def needed_by(tensors):
     """The operations that these results are made by.
 
     `tf.gradients` also makes gradients of constants, which are pruned.
     """
-    waiting = [x.op for x in tf.nest.flatten(tensors, expand_composites=True)]
-    found = set()
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting += [x.op for x in op.inputs]
-    return found
+    known = tf.nest.flatten(tensors, expand_composites=True)
+    return needed_for([x.op for x in known], controls=False)
 
 
 def placeholder(shape, dtype):
