@@ -137,7 +137,7 @@ class Keeper(Watcher):
             return same_value(x)
 
     def giver(self, after):
-        return Giver(self.kept, self.kept_names, after)
+        return Giver(self.kept, self.kept_names, self.counts, after)
 
 
 class Giver(Watcher):
@@ -146,24 +146,28 @@ class Giver(Watcher):
     Args:
         kept: Dict from the number of an operation to its results.
         kept_names: Dict from the number of a name to its value.
+        expected: Counter of the operations that the first run made.
         after: List of tensors; nothing is given before they are there.
     """
 
-    def __init__(self, kept, kept_names, after):
+    def __init__(self, kept, kept_names, expected, after):
         self.kept, self.kept_names = kept, kept_names
-        self.after = after
+        self.expected, self.after = expected, after
+
+    def __exit__(self, error=None, *args):
+        super().__exit__(error, *args)
+        for op_type in {op_type for op_type, _ in self.kept}:
+            before, now = self.expected[op_type], self.counts[op_type]
+            if before != now and error is None:
+                raise_other(f"{before} times {op_type}", f"{now} times")
 
     def see(self, number, op_type, inputs, outputs):
         if number not in self.kept:
             return None
         kept = self.kept[number]
         if any(not fits(*pair) for pair in zip(kept, outputs, strict=True)):
-            raise ValueError(
-                "A rematerialized function must run the same operations each "
-                f"time. Received: result {number[1]} of operation {op_type} "
-                f"was {[spec_of(x) for x in kept]} and is "
-                f"{[spec_of(x) for x in outputs]} when it runs again."
-            )
+            before, now = ([spec_of(x) for x in xs] for xs in (kept, outputs))
+            raise_other(f"{op_type} number {number[1]} gave {before}", now)
         return [same_value(x, self.after) for x in kept]
 
     def name(self, x, name):
@@ -173,6 +177,16 @@ class Giver(Watcher):
         given = same_value(self.kept_names[self.names], self.after)
         record.record_operation("RematName", [given], [x], lambda g: [g])
         return given
+
+
+def raise_other(before, now):
+    raise ValueError(
+        "A rematerialized function must run the same operations each time "
+        f"that it runs. Received: {before} in the forward pass, and {now} "
+        "when it ran again for the backward pass. Take out what changes "
+        "between the runs (a value that is cached by the first, a Python "
+        "counter), or let its policy keep nothing."
+    )
 
 
 def same_value(x, after=()):
@@ -199,7 +213,9 @@ def can_keep(op_type, outputs):
     """Whether results of an operation can be given back in a second run."""
     if not outputs or any(x.dtype in HANDLES for x in outputs):
         return False
-    return op_type not in CALLS  # Their gradients need more than results.
+    # Gradients of calls need more than results. In eager mode those of a
+    # `tf.function` go by its own name, such as `__inference_f_73`.
+    return op_type not in CALLS and not op_type.startswith("__")
 
 
 class Names(list):

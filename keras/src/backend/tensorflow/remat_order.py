@@ -15,12 +15,14 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.backend.common.remat_attributes import AGAIN
+from keras.src.backend.tensorflow import remat_keep
 from keras.src.backend.tensorflow import remat_xla
 from keras.src.backend.tensorflow.remat_updates import gate
 
 SEEN = "_remat_operations_seen"
 
 
+@remat_keep.unwatched()
 def after(gradients, inputs, reads):
     """Copies of the tensors that exist only once the gradients are there."""
     gradients = [values_of(g) for g in gradients]
@@ -72,7 +74,8 @@ def in_order(x):
         return tf.identity(x), after_others
 
     mask = get_keras_mask(x)
-    x = identity(x)
+    with remat_keep.unwatched():
+        x = identity(x)
     if mask is not None:
         set_keras_mask(x, mask)
     return x
@@ -96,6 +99,7 @@ def ordered(fn):
     return call
 
 
+@remat_keep.unwatched()
 def after_others(gradient):
     if tf.executing_eagerly() or not isinstance(gradient, tf.Tensor):
         return gradient
@@ -106,6 +110,7 @@ def after_others(gradient):
         return tf.identity(gradient)
 
 
+@remat_keep.unwatched()
 def finished(found, n_inputs):
     """Holds the inputs' gradients back until all the others are done."""
     others = [values_of(g) for g in found[n_inputs:] if g is not None]

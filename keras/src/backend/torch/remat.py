@@ -5,7 +5,6 @@ as soon as it has all that it needs. That exception must reach torch untouched
 (see `enter_surroundings`), or whole blocks stay alive.
 """
 
-import contextlib
 import threading
 import weakref
 
@@ -13,6 +12,7 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 
 from keras.src.backend.torch import remat_keep
+from keras.src.backend.torch import remat_watch
 from keras.src.backend.torch.remat_buffers import Buffers
 
 # torch compares what the second run saves with what the first one saved, and
@@ -87,7 +87,7 @@ def checkpoint(run, inputs, policy=None):
 
 
 def name_value(x, name):
-    return remat_keep.name_value(x, name)
+    return remat_watch.name_value(x, name)
 
 
 def gradient_is_off():
@@ -183,6 +183,6 @@ def is_early_stop(error):
     return isinstance(error, torch_checkpoint._StopRecomputationError)
 
 
-@contextlib.contextmanager
 def building():
-    yield
+    """Hides what only the first run does: it makes variables."""
+    return remat_watch.unwatched()

@@ -10,11 +10,9 @@ import threading
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from keras.src.backend.common.remat_policy import warn_not_offloaded
-from keras.src.backend.torch.remat_ops import UNCOUNTED
 from keras.src.backend.torch.remat_ops import first_of
 from keras.src.backend.torch.remat_ops import has_tensor
 from keras.src.backend.torch.remat_ops import kind_of
@@ -22,14 +20,10 @@ from keras.src.backend.torch.remat_ops import map_tensors
 from keras.src.backend.torch.remat_ops import shares_memory
 from keras.src.backend.torch.remat_ops import spec_of
 from keras.src.backend.torch.remat_ops import written
+from keras.src.backend.torch.remat_watch import Met
+from keras.src.backend.torch.remat_watch import Watcher
 
 _open = threading.local()
-
-
-def open_modes():
-    if not hasattr(_open, "modes"):
-        _open.modes = []
-    return _open.modes
 
 
 @contextlib.contextmanager
@@ -45,7 +39,7 @@ def observed(see):
         _open.observers = _open.observers[:-1]
 
 
-class Keeper(TorchDispatchMode):
+class Keeper(Watcher):
     """Runs operations, and keeps the results that the policy wants."""
 
     def __init__(self, policy):
@@ -59,22 +53,21 @@ class Keeper(TorchDispatchMode):
         self.names = []
         # What made a kept value, and the names that were given to it.
         self.ops, self.given = {}, {}
-        self.count = self.needed = 0
+        self.met, self.last = Met(), None
         self.made = {}
 
     def __enter__(self):
-        open_modes().append(self)
         self.hooks = self.counting_hooks()
         self.hooks.__enter__()
         return super().__enter__()
 
     def __exit__(self, *args):
-        open_modes().remove(self)
         self.hooks.__exit__(*args)
         self.made = self.hooks = None
         # The second run stops where the last tensor is saved.
-        for number in [n for n in self.kept if n >= self.needed]:
+        for number in [n for n in self.kept if not self.met.is_needed(n)]:
             del self.kept[number]
+        self.met.settle(self.kept)
         for number in self.drawn.keys() - self.kept.keys():
             del self.drawn[number]
         for see in getattr(_open, "observers", ()):
@@ -94,16 +87,14 @@ class Keeper(TorchDispatchMode):
         pack, unpack = hooks
 
         def counting_pack(x):
-            self.needed = self.count
+            self.met.needed = len(self.met.place)
             return pack(x)
 
         return torch.autograd.graph.saved_tensors_hooks(counting_pack, unpack)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.overloadpacket in UNCOUNTED:
-            return func(*args, **kwargs)
-        number, self.count = self.count, self.count + 1
+    def run(self, number, args, kwargs):
+        func, self.last = number[0], number
+        self.met.add(number, args)
         for x in written(func, args, kwargs):
             self.before_change(x)
         out = func(*args, **kwargs)
@@ -163,8 +154,8 @@ class Keeper(TorchDispatchMode):
         self.names.append(made is not None)
         if made is not None:
             x = x.clone()
-            self.keep(self.count - 1, unwrapped(x), name)
-            self.given[self.count - 1] = [name]
+            self.keep(self.last, unwrapped(x), name)
+            self.given[self.last] = [name]
         return x
 
     def giver(self):
@@ -196,30 +187,27 @@ class Made:
         return (first, *self.rest) if self.rest else first
 
 
-class Giver(TorchDispatchMode):
+class Giver(Watcher):
     """Runs operations again, but gives kept results back."""
 
     def __init__(self, keeper):
         super().__init__()
         self.kept, self.changed = keeper.kept, keeper.changed
         self.names, self.drawn = keeper.names, keeper.drawn
+        self.met = keeper.met
 
     def __enter__(self):
-        self.count = 0
         self.copies = iter(self.names)
-        open_modes().append(self)
         return super().__enter__()
 
     def __exit__(self, *args):
-        open_modes().remove(self)
-        return super().__exit__(*args)
+        super().__exit__(*args)
+        self.met.check_all(self.counts, args[0])
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket in UNCOUNTED:
-            return func(*args, **(kwargs or {}))
-        number, self.count = self.count, self.count + 1
+    def run(self, number, args, kwargs):
         if number not in self.kept:
-            return func(*args, **(kwargs or {}))
+            return number[0](*args, **kwargs)
+        self.met.check_given(number, args)
         # As torch itself does, let go of what no other backward pass needs.
         take = self.kept.get if keeps_graph() else self.kept.pop
         value = map_tensors(from_host, take(number))
@@ -231,21 +219,6 @@ class Giver(TorchDispatchMode):
 
     def name(self, x, name):
         return x.clone() if next(self.copies) else x
-
-
-def name_value(x, name):
-    modes = open_modes()
-    return modes[-1].name(x, name) if modes else x
-
-
-@contextlib.contextmanager
-def watched_by(watcher):
-    """Tells `watcher` of the names that values are given."""
-    open_modes().append(watcher)
-    try:
-        yield
-    finally:
-        open_modes().remove(watcher)
 
 
 def random_state(x):

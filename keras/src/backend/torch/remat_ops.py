@@ -64,3 +64,9 @@ def map_tensors(f, value):
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(f, v) for v in value)
     return f(value) if isinstance(value, torch.Tensor) else value
+
+
+def flat_tensors(value):
+    if isinstance(value, (tuple, list)):
+        return [x for v in value for x in flat_tensors(v)]
+    return [value] if isinstance(value, torch.Tensor) else []

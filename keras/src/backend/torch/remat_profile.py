@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.torch import remat_keep
+from keras.src.backend.torch import remat_watch
 from keras.src.backend.torch.core import get_device
 from keras.src.backend.torch.core import to_torch_dtype
 from keras.src.backend.torch.remat_buffers import copied
@@ -59,7 +60,7 @@ def trace(call, inputs, variables):
         counter.ignore([*given, *values])
         state = list(zip(variables, values))
         with StatelessScope(state_mapping=state), saved.hooks(), counter:
-            with remat_keep.watched_by(counter), copied():
+            with remat_watch.watched_by(counter), copied():
                 outputs = call(list(given))
         for y in outputs:
             if logits_of(y) is not None:
