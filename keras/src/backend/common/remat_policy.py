@@ -107,8 +107,8 @@ class RematPolicy:
             has_batch: Whether a product has batch dimensions on both sides.
                 Defaults to `False`.
             name: The name it was given. Defaults to `None`.
-            spec: Function that returns its shape and dtype. Defaults to
-                `None`.
+            spec: Function that returns its shape and dtype, or `NOTHING`.
+                Defaults to `None`.
 
         Returns:
             A bool.
@@ -146,8 +146,11 @@ class RematPolicy:
             return op in ("matmul", "conv") and not has_batch
         if isinstance(part, str):
             return name == part
+        shape, dtype = spec()
+        if (shape, dtype) == NOTHING:
+            return False
         try:
-            kept = part(op, name, *spec())
+            kept = part(op, name, shape, dtype)
         except Exception as e:
             e.add_note(f"(in the `keep` function {function_name(part)})")
             raise
@@ -247,6 +250,8 @@ class Names(set):
     """A set that can be referred to weakly."""
 
 
+# The shape and dtype of what has no results: it is not asked about.
+NOTHING = (), ""
 LOADED = weakref.WeakValueDictionary()
 DEFAULTS = {
     "keep": "nothing",

@@ -16,6 +16,7 @@ from jax._src.core import trace_state_clean
 from jax._src.interpreters.partial_eval import Offloadable
 from jax.ad_checkpoint import checkpoint_name
 
+from keras.src.backend.common.remat_policy import NOTHING
 from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.config import is_nnx_enabled
 
@@ -78,20 +79,34 @@ def keep_function(policy):
         op = "name" if name else KINDS.get(primitive.name, primitive.name)
         has_batch = op == "matmul" and bool(params["dimension_numbers"][1][0])
 
-        def spec():
+        @functools.cache
+        def results():
             found = primitive.get_bind_params(params)
             # Older releases of JAX give functions in it apart.
             inner, found = found if isinstance(found, tuple) else ((), found)
             bind = lambda *args: primitive.bind(*inner, *args, **found)
-            out = jax.tree.leaves(jax.eval_shape(bind, *avals))[0]
-            return tuple(out.shape), str(out.dtype)
+            return jax.tree.leaves(jax.eval_shape(bind, *avals))
+
+        def spec():
+            out = results()
+            return (tuple(out[0].shape), str(out[0].dtype)) if out else NOTHING
 
         kept = policy.keeps(op, has_batch, name, spec)
+        # A named value or product is complex if what it is made of is.
+        of_inputs = op == "name" or primitive.name in KINDS
+        if kept and is_complex(avals if of_inputs else results()):
+            return False
         if kept and policy.offloads(name) and can_offload():
             return Offloadable(src="device", dst="pinned_host")
         return kept
 
     return keep
+
+
+def is_complex(values):
+    """Whether a value is complex; `jax.checkpoint` fails to keep such."""
+    dtypes = [str(getattr(x, "dtype", "")) for x in values]
+    return any(dtype.startswith("complex") for dtype in dtypes)
 
 
 @functools.cache

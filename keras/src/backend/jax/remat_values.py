@@ -10,6 +10,7 @@ import math
 import numpy as np
 from jax.extend import core as jex_core
 
+from keras.src.backend.common.remat_policy import NOTHING
 from keras.src.backend.jax.remat import KINDS
 
 SAME_BUFFER = frozenset(
@@ -86,7 +87,7 @@ class Value:
     @property
     def spec(self):
         if self.eqn is None or not self.eqn.outvars:
-            return (), ""
+            return NOTHING
         aval = self.eqn.outvars[0].aval
         return tuple(getattr(aval, "shape", ())), str(
             getattr(aval, "dtype", "")
