@@ -32,6 +32,7 @@ POLICIES = {
     "no_batch": RematPolicy("matmuls_no_batch"),
     "names": RematPolicy(["scores", "dense/linear"]),
     "function": RematPolicy(square),
+    "offload": RematPolicy("matmuls", offload=True),
     "either": RematPolicy("matmuls_no_batch") | RematPolicy(["scores"]),
 }
 MODES = {"jax": (True,), "tensorflow": (False, True, "xla"), "torch": (False,)}

@@ -13,12 +13,11 @@ import threading
 import jax
 from jax._src.ad_checkpoint import name_p
 from jax._src.core import trace_state_clean
-from jax._src.interpreters.partial_eval import Offloadable
 from jax.ad_checkpoint import checkpoint_name
 
 from keras.src.backend.common.remat_policy import NOTHING
-from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.config import is_nnx_enabled
+from keras.src.backend.jax.remat_offload import offloading
 
 
 def checkpoint(run, inputs, policy=None):
@@ -73,6 +72,7 @@ KINDS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
 
 def keep_function(policy):
     """A `RematPolicy` in the form that `jax.checkpoint` takes."""
+    offloaded = offloading() if policy.offload else True
 
     def keep(primitive, *avals, **params):
         name = params.get("name") if primitive is name_p else None
@@ -96,9 +96,7 @@ def keep_function(policy):
         of_inputs = op == "name" or primitive.name in KINDS
         if kept and is_complex(avals if of_inputs else results()):
             return False
-        if kept and policy.offloads(name) and can_offload():
-            return Offloadable(src="device", dst="pinned_host")
-        return kept
+        return offloaded if kept and policy.offloads(name) else kept
 
     return keep
 
@@ -107,17 +105,6 @@ def is_complex(values):
     """Whether a value is complex; `jax.checkpoint` fails to keep such."""
     dtypes = [str(getattr(x, "dtype", "")) for x in values]
     return any(dtype.startswith("complex") for dtype in dtypes)
-
-
-@functools.cache
-def can_offload():
-    """Whether the device has a memory of the host beside its own."""
-    device = jax.local_devices()[0]
-    kinds = {m.kind for m in device.addressable_memories()}
-    if {"device", "pinned_host"} <= kinds:
-        return True
-    warn_not_offloaded(device)
-    return False
 
 
 def name_value(x, name):
