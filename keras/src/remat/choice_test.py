@@ -18,7 +18,6 @@ from keras.src.backend.common.remat_test_utils import products
 from keras.src.remat import profile
 from keras.src.remat import segments
 from keras.src.remat.planned import Plan
-from keras.src.remat.profile_trace import engine
 from keras.src.remat.report_test import printed
 from keras.src.remat.structure import graph_of
 from keras.src.utils import set_random_seed
@@ -119,15 +118,10 @@ class ChoiceTest(testing.TestCase):
         original = profile.choices
         return lambda costs: {word: original(costs)[word]}
 
-    def test_nothing_is_chosen_where_kept_products_run_again(self):
+    def test_products_are_chosen_for_a_call_that_is_not_compiled(self):
         model, x = model_of(budget()), backend.convert_to_tensor(batch()[0])
         chosen = segments.segments_for(graph_of(model), [x], model.remat)
-        skips = backend.backend() != "tensorflow"  # It is eager here.
-        self.assertEqual(engine().skips_kept(), skips)
-        self.assertEqual(any(s.keep for s in chosen), skips)
-        with mock.patch.object(engine(), "skips_kept", lambda: not skips):
-            chosen = segments.segments_for(graph_of(model), [x], model.remat)
-        self.assertEqual(any(s.keep for s in chosen), not skips)
+        self.assertTrue(any(s.keep for s in chosen))
 
     @parameterized.parameters(("matmuls_no_batch",), (["dense/linear"],))
     def test_a_policy_that_keeps_is_followed(self, keep):

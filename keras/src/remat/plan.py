@@ -40,9 +40,6 @@ class RematPlan:
         policy: The `keras.RematPolicy` to follow.
         nested: Whether the graph is part of another one that is cut too.
             Defaults to `False`.
-        skips_kept: Whether the run that is planned spares the arithmetic of
-            what regions keep, as all do but TensorFlow's eager one. Defaults
-            to `True`.
 
     Example:
 
@@ -53,16 +50,15 @@ class RematPlan:
     ```
     """
 
-    def __init__(self, model, specs, policy, nested=False, skips_kept=True):
+    def __init__(self, model, specs, policy, nested=False):
         self.model = model
         self.function = graph_of(model)
         self.specs = specs
         self.policy = policy
         self.nested = nested
         # Within a budget regions that need keep nothing may keep products.
-        bare = policy.memory_budget is not None and not policy.keeps_something()
-        self.chooses = bare and skips_kept
-        self.skips_kept = skips_kept
+        has_budget = policy.memory_budget is not None
+        self.chooses = has_budget and not policy.keeps_something()
         self.units = Units(self.function)
         self.nodes = self.units.nodes
         self.unprofiled = []
@@ -88,8 +84,7 @@ class RematPlan:
         if self.policy.memory_budget is not None:
             return self.chain
         policy = self.policy.replaced(memory_budget=AMPLE)
-        args = self.model, self.specs, policy, self.nested, self.skips_kept
-        return RematPlan(*args).chain
+        return RematPlan(self.model, self.specs, policy, self.nested).chain
 
     @functools.cached_property
     def planned(self):

@@ -8,7 +8,6 @@ from keras.src.backend.common import global_state
 from keras.src.remat import plan as remat_plan
 from keras.src.remat.inherited import decides_itself
 from keras.src.remat.planner import BudgetError
-from keras.src.remat.profile_trace import engine
 from keras.src.remat.specs import batch_size
 from keras.src.remat.specs import filled_in
 from keras.src.remat.specs import has_unknown
@@ -65,9 +64,8 @@ def segments_for(function, inputs, policy, training=True):
     nested = global_state.get_global_attribute("remat_inherited") is not None
     shapes = tuple(shape_of(x) for x in inputs)
     known = batch_size() if (None,) in [s and s[:1] for s in shapes] else None
-    skips_kept = engine().skips_kept()
     own = settings(function)
-    key = (shapes, known, policy.key(), own, nested, skips_kept)
+    key = (shapes, known, policy.key(), own, nested)
     key += (training,) if policy.memory_budget else ()
     cuts = vars(function).setdefault(CUTS, {})
     if not nested and (training or LAST not in vars(function)):
@@ -76,8 +74,7 @@ def segments_for(function, inputs, policy, training=True):
         if len(cuts) > 16:  # shapes that never repeat must not pile up
             cuts.clear()
         specs = [filled_in(x) for x in inputs]
-        given = function, specs, policy, nested, skips_kept
-        plan = plan_for(*given, training=training)
+        plan = plan_for(function, specs, policy, nested, training=training)
         plan.guessed = has_unknown(inputs)
         remat_plan.log(plan)
         cuts[key] = segments_of(plan)

@@ -46,11 +46,6 @@ def trace(call, inputs, variables):
     }
 
 
-def skips_kept():
-    """Whether what is kept need not run again."""
-    return True
-
-
 def free_memory():
     """Bytes free on the default device, or `None` if it cannot be told."""
     return None

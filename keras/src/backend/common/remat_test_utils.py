@@ -151,7 +151,7 @@ def products_jax(f, inputs, variables):
 def products_tensorflow(f, inputs, variables):
     import tensorflow as tf
 
-    from keras.src.backend.tensorflow import remat_keep
+    from keras.src.backend.tensorflow import remat_ops
 
     @tf.function(autograph=False)
     def run(inputs):
@@ -170,7 +170,7 @@ def products_tensorflow(f, inputs, variables):
         if op not in seen:
             seen.add(op)
             waiting += [x.op for x in op.inputs] + op.control_inputs
-    kinds = remat_keep.PRODUCTS.keys() | remat_keep.CONVOLUTIONS
+    kinds = remat_ops.PRODUCTS.keys() | remat_ops.CONVOLUTIONS
     return sum(op.type in kinds for op in seen)
 
 

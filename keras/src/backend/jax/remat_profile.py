@@ -227,11 +227,6 @@ def conv_flops(eqn, out):
     return 2 * out * taps // math.prod(eqn.params["lhs_dilation"])
 
 
-def skips_kept():
-    """Whether what is kept need not run again."""
-    return True
-
-
 def free_memory():
     """Bytes free on the default device, or `None` if it cannot be told."""
     stats = jax.local_devices()[0].memory_stats() or {}

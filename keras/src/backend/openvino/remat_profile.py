@@ -7,5 +7,4 @@ STEPS_ALIKE = remat_plain_profile.STEPS_ALIKE
 KEPT_STAYS = remat_plain_profile.KEPT_STAYS
 LOSS_COPIES = remat_plain_profile.LOSS_COPIES
 trace = remat_plain_profile.trace
-skips_kept = remat_plain_profile.skips_kept
 free_memory = remat_plain_profile.free_memory

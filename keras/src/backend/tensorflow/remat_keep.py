@@ -3,7 +3,8 @@
 The first run counts the operations of each type and keeps the results that
 the policy wants, by number. The second run counts again, and where a result
 was kept it takes the place of the new one. In a graph the new one is then not
-needed by anyone, and is pruned before the graph runs.
+needed by anyone, and is pruned before the graph runs. In eager mode only what
+need not run again is kept, see `remat_products`.
 """
 
 import collections
@@ -17,18 +18,13 @@ from tensorflow.python.framework import op_callbacks
 
 from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.tensorflow import remat_xla
+from keras.src.backend.tensorflow.remat_ops import UNCOUNTED
+from keras.src.backend.tensorflow.remat_ops import can_keep
+from keras.src.backend.tensorflow.remat_ops import fits
+from keras.src.backend.tensorflow.remat_ops import kind_of
+from keras.src.backend.tensorflow.remat_ops import raise_other
+from keras.src.backend.tensorflow.remat_ops import spec_of
 
-PRODUCTS = {"MatMul": False, "BatchMatMul": True, "BatchMatMulV2": True}
-PRODUCTS.update({"BatchMatMulV3": True, "Einsum": True})
-CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-CONVOLUTIONS |= {"Conv2DBackpropInput", "Conv3DBackpropInputV2"}
-
-# Made when a value from outside is met for the first time, not the next time.
-UNCOUNTED = ("Placeholder", "ReadVariableOp")
-
-CALLS = {"If", "StatelessIf", "Case", "StatelessCase", "While"}
-CALLS |= {"StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"}
-HANDLES = {tf.variant, tf.resource}
 LOOP_BODY = re.compile(r"\bloop_body(_\d+)?(?=/|$)")
 
 _open = threading.local()
@@ -38,6 +34,15 @@ def open_watchers():
     if not hasattr(_open, "watchers"):
         _open.watchers = []
     return _open.watchers
+
+
+def eager_watchers():
+    """Those that watch what runs now, if it is in eager mode."""
+    watchers = open_watchers()
+    if not watchers or watchers[-1] is None or not tf.executing_eagerly():
+        return []
+    found = [w for w in watchers if isinstance(w, Watcher) and not w.in_graph()]
+    return [w for w in found if w.program is None]
 
 
 @contextlib.contextmanager
@@ -77,7 +82,9 @@ class Watcher:
 
     def __enter__(self):
         self.counts = collections.Counter()
+        self.calls = collections.Counter()
         self.names = 0
+        self.program = None  # What notes operations, see `remat_products`.
         self.where = place_of(graph_of_now())
         open_watchers().append(self)
         op_callbacks.add_op_callback(self.call)
@@ -86,6 +93,9 @@ class Watcher:
     def __exit__(self, *args):
         op_callbacks.remove_op_callback(self.call)
         open_watchers().remove(self)
+
+    def in_graph(self):
+        return self.where[0] is not None
 
     def call(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         # What is returned is what the next watcher is given.
@@ -97,7 +107,20 @@ class Watcher:
         self.counts[op_type] += 1
         number = (op_type, self.counts[op_type])
         given = self.see(number, op_type, inputs, outputs)
+        if self.program is not None:
+            self.program.note(number, inputs, attrs, outputs)
         return outputs if given is None else given
+
+    def next_call(self, name):
+        """The number of a call of a function of Keras that makes products."""
+        self.calls[name] += 1
+        return name, self.calls[name]
+
+    def program_of(self, number, leaves):
+        """What runs in place of this call; `None` for the function itself."""
+
+    def learn(self, number, program, result):
+        """Notes what a call ran."""
 
 
 class Keeper(Watcher):
@@ -106,22 +129,57 @@ class Keeper(Watcher):
     def __init__(self, policy):
         self.policy = policy
         self.kept, self.kept_names = {}, {}
+        # In eager mode: what the calls of functions ran, and products by `id`.
+        self.programs, self.products = {}, {}
+
+    def __exit__(self, *args):
+        super().__exit__(*args)
+        self.products = {}
+        for number, program in list(self.programs.items()):
+            if not any(s.number in self.kept for s in program.steps):
+                del self.programs[number]
 
     def see(self, number, op_type, inputs, outputs):
         op, has_batch = kind_of(op_type, inputs)
         if not can_keep(op_type, outputs):
             return
-        if self.policy.keeps(op, has_batch, None, lambda: spec_of(outputs[0])):
+        if not self.policy.keeps(
+            op, has_batch, None, lambda: spec_of(outputs[0])
+        ):
+            return
+        if self.in_graph() or self.program is not None:
             self.kept[number] = [self.place(x, None) for x in outputs]
             self.show(outputs, op, None)
 
     def name(self, x, name):
         self.names += 1
         if self.policy.keeps("name", False, name, lambda: spec_of(x)):
-            self.kept_names[self.names] = self.place(x, name)
+            self.keep_named(x, name)
             self.show([x], "name", None)
         self.show([x], None, name)
         return x
+
+    def keep_named(self, x, name):
+        if self.in_graph():
+            self.kept_names[self.names] = self.place(x, name)
+            return
+        product = self.products.get(id(x))
+        if product is not None and product.result() is x:
+            self.kept[product.number] = [self.place(product.value, name)]
+
+    def learn(self, number, program, result):
+        product = program.end(result)
+        if not program.is_sound:
+            for step in program.steps:
+                self.kept.pop(step.number, None)
+            return
+        self.programs[number] = program
+        alive = {
+            k: p for k, p in self.products.items() if p.result() is not None
+        }
+        self.products = alive
+        if product is not None:
+            alive[id(result)] = product
 
     def show(self, tensors, op, name):
         for see in getattr(_open, "observers", ()):
@@ -137,22 +195,21 @@ class Keeper(Watcher):
             return same_value(x)
 
     def giver(self, after):
-        return Giver(self.kept, self.kept_names, self.counts, after)
+        return Giver(self, after)
 
 
 class Giver(Watcher):
     """Gives kept results back in the place of those made again.
 
     Args:
-        kept: Dict from the number of an operation to its results.
-        kept_names: Dict from the number of a name to its value.
-        expected: Counter of the operations that the first run made.
+        keeper: The `Keeper` of the first run.
         after: List of tensors; nothing is given before they are there.
     """
 
-    def __init__(self, kept, kept_names, expected, after):
-        self.kept, self.kept_names = kept, kept_names
-        self.expected, self.after = expected, after
+    def __init__(self, keeper, after):
+        self.kept, self.kept_names = keeper.kept, keeper.kept_names
+        self.programs, self.expected = keeper.programs, keeper.counts
+        self.after = after
 
     def __exit__(self, error=None, *args):
         super().__exit__(error, *args)
@@ -168,7 +225,22 @@ class Giver(Watcher):
         if any(not fits(*pair) for pair in zip(kept, outputs, strict=True)):
             before, now = ([spec_of(x) for x in xs] for xs in (kept, outputs))
             raise_other(f"{op_type} number {number[1]} gave {before}", now)
+        if not self.in_graph():
+            return None  # TensorFlow ignores what is returned.
         return [same_value(x, self.after) for x in kept]
+
+    def program_of(self, number, leaves):
+        program = self.programs.get(number)
+        if program is None or not program.fits(leaves):
+            return None
+        return lambda *args, **kwargs: program.run(leaves, self.given)
+
+    def given(self, number):
+        """The results of the operation of this number, if it runs next."""
+        op_type, count = number
+        if number not in self.kept or self.counts[op_type] + 1 != count:
+            return None
+        return [same_value(x) for x in self.kept[number]]
 
     def name(self, x, name):
         self.names += 1
@@ -177,16 +249,6 @@ class Giver(Watcher):
         given = same_value(self.kept_names[self.names], self.after)
         record.record_operation("RematName", [given], [x], lambda g: [g])
         return given
-
-
-def raise_other(before, now):
-    raise ValueError(
-        "A rematerialized function must run the same operations each time "
-        f"that it runs. Received: {before} in the forward pass, and {now} "
-        "when it ran again for the backward pass. Take out what changes "
-        "between the runs (a value that is cached by the first, a Python "
-        "counter), or let its policy keep nothing."
-    )
 
 
 def same_value(x, after=()):
@@ -207,15 +269,6 @@ def unwatched():
         yield
     finally:
         watchers.pop()
-
-
-def can_keep(op_type, outputs):
-    """Whether results of an operation can be given back in a second run."""
-    if not outputs or any(x.dtype in HANDLES for x in outputs):
-        return False
-    # Gradients of calls need more than results. In eager mode those of a
-    # `tf.function` go by its own name, such as `__inference_f_73`.
-    return op_type not in CALLS and not op_type.startswith("__")
 
 
 class Names(list):
@@ -240,27 +293,9 @@ def named():
         _open.watchers = before
 
 
-def fits(x, y):
-    return x.dtype == y.dtype and x.shape.is_compatible_with(y.shape)
-
-
 def name_value(x, name):
     place = place_of(graph_of_now())
     for watcher in list(open_watchers()):
         if watcher is not None and watcher.where == place:
             x = watcher.name(tf.convert_to_tensor(x), name)
     return x
-
-
-def kind_of(op_type, inputs):
-    if op_type in PRODUCTS:
-        has_batch = PRODUCTS[op_type] and all(
-            x.shape.rank is None or x.shape.rank > 2 for x in inputs
-        )
-        return "matmul", has_batch
-    return ("conv" if op_type in CONVOLUTIONS else op_type), False
-
-
-def spec_of(x):
-    shape = x.shape.as_list() if x.shape.rank is not None else ()
-    return tuple(shape), x.dtype.name

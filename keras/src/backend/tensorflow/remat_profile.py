@@ -14,6 +14,7 @@ from tensorflow.python import pywrap_tfe
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.backend.tensorflow import remat_keep
+from keras.src.backend.tensorflow import remat_ops
 from keras.src.backend.tensorflow.remat_flops import arithmetic
 from keras.src.backend.tensorflow.remat_flops import flops
 from keras.src.backend.tensorflow.remat_peak import peak
@@ -171,11 +172,11 @@ def made(ops, residuals, outputs, names):
             continue
         reads = () if op.type in SHAPE_ONLY else map(number, op.inputs)
         place[op.name] = len(values)
-        kind = remat_keep.kind_of(op.type, op.inputs)
-        if not remat_keep.can_keep(op.type, op.outputs):
+        kind = remat_ops.kind_of(op.type, op.inputs)
+        if not remat_ops.can_keep(op.type, op.outputs):
             kind = (None, False)
         count = sum(map(size, op.outputs))
-        spec = remat_keep.spec_of(op.outputs[0])
+        spec = remat_ops.spec_of(op.outputs[0])
         values.append([*kind, (), *spec, count, flops(op), tuple(reads)])
     for x, name in names:
         if number(x) >= 0:
@@ -184,11 +185,6 @@ def made(ops, residuals, outputs, names):
 
 
 OUTSIDE = ("Const", "Placeholder", "ReadVariableOp")
-
-
-def skips_kept():
-    """Whether what is kept need not run again: it is pruned from graphs."""
-    return not tf.executing_eagerly()
 
 
 def free_memory():

@@ -13,6 +13,7 @@ from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework import ops as tf_ops
 
 from keras.src.backend.tensorflow import remat_keep
+from keras.src.backend.tensorflow import remat_ops
 
 DRAWS = frozenset(
     "Multinomial NonDeterministicInts ParameterizedTruncatedNormal RandomGamma "
@@ -151,7 +152,7 @@ class Giver(Callback):
             return outputs
         kept_type, kept = next(self.kept, (None, []))
         pairs = zip(kept, outputs)
-        if kept_type != op_type or not all(remat_keep.fits(*p) for p in pairs):
+        if kept_type != op_type or not all(remat_ops.fits(*p) for p in pairs):
             raise ValueError(
                 "A rematerialized function must read and draw the same each "
                 f"time. Received: {op_type} in place of {kept_type}."

@@ -307,11 +307,6 @@ def attention_flops(query, key, value, *args):
     return 2 * batch * pairs * (query.shape[-1] + value.shape[-1])
 
 
-def skips_kept():
-    """Whether what is kept need not run again."""
-    return True
-
-
 def free_memory():
     """Bytes free on the default device, or `None` if it cannot be told."""
     if get_device().startswith("cuda") and torch.cuda.is_available():
