@@ -143,11 +143,9 @@ class Keeper(Watcher):
         op, has_batch = kind_of(op_type, inputs)
         if not can_keep(op_type, outputs):
             return
-        if not self.policy.keeps(
-            op, has_batch, None, lambda: spec_of(outputs[0])
-        ):
-            return
-        if self.in_graph() or self.program is not None:
+        spec = lambda: spec_of(outputs[0])
+        wanted = self.policy.keeps(op, has_batch, None, spec)
+        if wanted and (self.in_graph() or self.program is not None):
             self.kept[number] = [self.place(x, None) for x in outputs]
             self.show(outputs, op, None)
 
