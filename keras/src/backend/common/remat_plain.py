@@ -78,7 +78,7 @@ def is_early_stop(error):
 
 
 @contextlib.contextmanager
-def building():
+def building(is_built=False):
     yield
 
 

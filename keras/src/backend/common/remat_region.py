@@ -96,7 +96,11 @@ def outside(method):
         scope = get_stateless_scope()
         if not isinstance(scope, RecordingScope):
             return method(*args, **kwargs)
-        with attributes(stateless_scope=scope.base()), engine().building():
+        is_built = getattr(args[0], "built", False)
+        with (
+            attributes(stateless_scope=scope.base()),
+            engine().building(is_built),
+        ):
             return method(*args, **kwargs)
 
     return call

@@ -269,7 +269,7 @@ def is_early_stop(error):
 
 
 @contextlib.contextmanager
-def building():
+def building(is_built=False):
     """Makes new variables concrete although a trace is open."""
     with jax.ensure_compile_time_eval():
         yield

@@ -5,15 +5,18 @@ as soon as it has all that it needs. That exception must reach torch untouched
 (see `enter_surroundings`), or whole blocks stay alive.
 """
 
+import contextlib
 import threading
 import weakref
 
 import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+from keras.src.backend.torch import remat_draws
 from keras.src.backend.torch import remat_keep
 from keras.src.backend.torch import remat_watch
 from keras.src.backend.torch.remat_buffers import Buffers
+from keras.src.backend.torch.remat_draws import Draws
 
 # torch compares what the second run saves with what the first one saved, and
 # says what differs. This is its own check, with the region's name added.
@@ -67,13 +70,16 @@ def checkpoint(run, inputs, policy=None):
     Returns:
         The flat list of tensors that `run.first` returns.
     """
-    buffers = Buffers()
-    turn = iter(((run.first, buffers.noted()),))
+    buffers, draws = Buffers(), Draws()
+    turn = iter([run.first])
 
     def first_or_again(*inputs):
-        f, context = next(turn, (run.again, None))
-        with context or buffers.as_noted(run.name):
-            return f(*inputs)
+        f = next(turn, None)
+        if f is not None:
+            with buffers.noted(), draws.noted():
+                return f(*inputs)
+        with buffers.as_noted(run.name), draws.as_noted():
+            return run.again(*inputs)
 
     settings = {"use_reentrant": False, "determinism_check": CHECK}
     if policy is not None:
@@ -183,6 +189,8 @@ def is_early_stop(error):
     return isinstance(error, torch_checkpoint._StopRecomputationError)
 
 
-def building():
+@contextlib.contextmanager
+def building(is_built=False):
     """Hides what only the first run does: it makes variables."""
-    return remat_watch.unwatched()
+    with remat_watch.unwatched(), remat_draws.building(is_built):
+        yield
