@@ -25,6 +25,8 @@ they are not counted: take them off the budget. A gradient stays from the
 backward run of its node to the end, unless the engine updates the weight at
 once. What a compiled step holds beyond residuals (copies of weights in another
 layout, less what it makes again by itself: `beyond`) is there as they are.
+What it makes before all else (*constants*) is there until the node that reads
+it has run, and in a region until that has run back.
 
 Every moment of a segment is "kept before it" plus a number that depends on
 the segment alone (`need`). All algorithms of `planner.py` rest on that.
@@ -75,6 +77,8 @@ class Chain:
         grads: Bytes of weight gradients of each node. Defaults to zeros.
         scratch: Bytes each node needs only while it, or its backward, runs,
             its outputs and their cotangents included. Defaults to zeros.
+        constants: Bytes for each node that are there from the begin of a
+            step. Defaults to zeros.
         beyond: Bytes that the engine holds with the residuals of each node;
             negative where it holds less. Defaults to zeros.
         loss: Bytes that the loss and its gradient need between the forward
@@ -94,6 +98,7 @@ class Chain:
         flops,
         grads=None,
         scratch=None,
+        constants=None,
         beyond=None,
         loss=0,
         keeping=None,
@@ -102,7 +107,7 @@ class Chain:
     ):
         n = self.n = len(saved)
         given = {"grads": grads, "scratch": scratch, "beyond": beyond}
-        _check_lengths(n, flops=flops, **given)
+        _check_lengths(n, flops=flops, constants=constants, **given)
         zeros = np.zeros(n, np.int64)
         self.flops = np.asarray(flops, np.int64)
         self.scratch = np.asarray(zeros if scratch is None else scratch)
@@ -112,6 +117,7 @@ class Chain:
         if beyond is not None:
             self.held_before = self.saved_before + _prefix(beyond)
         self.flops_before = _prefix(self.flops)
+        self.constants = _prefix(zeros if constants is None else constants)
         made = _prefix(zeros if grads is None else grads)
         self.grads_after = made[-1] - made  # Made once the backward is at i.
         self.loss = int(loss)
@@ -198,15 +204,23 @@ class Chain:
         return max(span["first"], self._second_run(segment))
 
     def _second_run(self, segment):
-        arriving = int(self.arriving[segment.stop])
         worst = 0
         for part, kept in self.kept_before(segment.parts):
             span = self.span(part)
-            whole = "run" if segment.inner else "giving"
+            whole = "again_run" if segment.inner else "giving"
             run = span["forward" if part.remat else whole]
+            run += self.arriving_in(part.stop, segment.stop)
             back = self._second_run(part) if part.remat else span["unit"]
-            worst = max(worst, kept + max(back, run + arriving))
+            worst = max(worst, kept + max(back, run))
         return worst
+
+    def arriving_in(self, place, stop):
+        """Bytes that arrived at the end of a region, while `place` is reached.
+
+        Constants of what comes between are there too.
+        """
+        between = self.constants[stop] - self.constants[place]
+        return int(self.arriving[stop] + between)
 
     def kept_before(self, segments):
         """Pairs of a segment and the bytes kept before it."""

@@ -46,15 +46,19 @@ def within_budget(plan):
 def smallest(plan, chain):
     """All units of a chain run again but for a short end.
 
-    Its backward pass starts at once, so that would save nothing.
+    Its backward pass starts at once, so that would save nothing. Nor do units
+    run again whose regions take more memory than they save.
     """
     plain_end = 0 if plan.nested else chain.n // 8
-    found = []
-    for s in planner.least_peak(chain, plan.policy.levels).segments:
-        is_end = s.stop == chain.n and s.stop - s.start <= plain_end
-        if s.remat or is_end:
-            found.append(s)
-        else:
-            pairs = chain.borders.divided(s.start, s.stop)
-            found += [Segment(a, b, True) for a, b in pairs]
+    found = list(planner.least_peak(chain, plan.policy.levels).segments)
+    least = chain.peak(found)
+    for s in [s for s in found if not s.remat]:
+        if s.stop == chain.n and s.stop - s.start <= plain_end:
+            continue
+        at = found.index(s)
+        pairs = chain.borders.divided(s.start, s.stop)
+        again = [Segment(a, b, True) for a, b in pairs]
+        changed = found[:at] + again + found[at + 1 :]
+        if chain.peak(changed) <= least or s.stop == chain.n:
+            found = changed
     return found

@@ -46,7 +46,10 @@ class Spans:
 
     def __init__(self, chain, cuts):
         self.cuts = np.asarray(cuts)
-        self.arriving = chain.arriving[self.cuts]
+        between = chain.constants[self.cuts]
+        between = between[None, :] - between[:, None]
+        # At each cut of a region, what arrived at each end that it may have.
+        self.arriving = chain.arriving[self.cuts] + between
         rows = [
             chain.spans(c, self.cuts[i + 1 :])
             for i, c in enumerate(self.cuts[:-1])

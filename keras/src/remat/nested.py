@@ -58,7 +58,7 @@ class Second:
         need = np.maximum(
             np.maximum(
                 table["forward"][c, first, None]
-                + self.spans.arriving[None, c + 2 :],
+                + self.spans.arriving[first, c + 2 :],
                 self.second[c, first, None],
             ),
             table["keep"][c, first, None] + rest[block],

@@ -116,10 +116,11 @@ def run_node(node, values, operation_fn, in_order=False):
     given = {id(x): values.get(id(x), MISSING) for x in node.input_tensors}
     if any(value is MISSING for value in given.values()):
         return  # not computable from the inputs that are given
-    if in_order:
-        given = {key: engine().in_order(x) for key, x in given.items()}
     args, kwargs = node.arguments.fill_in(given)
-    outputs = operation_fn(node.operation)(*args, **kwargs)
+    call = operation_fn(node.operation)
+    if in_order:
+        call = engine().in_order(call)
+    outputs = call(*args, **kwargs)
     for x, y in zip(node.outputs, tree.flatten(outputs)):
         values[id(x)] = y
 

@@ -22,6 +22,7 @@ def random_chain(n, rng):
                 saved[i] += size
             values.append((i, size, uses, is_saved))
     numbers = [[rng.randint(0, 6) for _ in range(n)] for _ in range(4)]
+    constants = [rng.choice([0, 0, rng.randint(1, 6)]) for _ in range(n)]
     loss = rng.randint(0, 9)
     keeping = random_keeping(numbers[0], rng) if rng.random() < 0.5 else None
     # The more ways a region has, the shorter the chains brute force can do.
@@ -30,7 +31,9 @@ def random_chain(n, rng):
     return Chain(
         saved,
         values,
-        *numbers,
+        *numbers[:3],
+        constants,
+        beyond=numbers[3],
         loss=loss,
         keeping=keeping,
         choices=choices,

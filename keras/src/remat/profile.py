@@ -17,7 +17,6 @@ makes the truth lower; masks that layers hand on count at their reader.
 """
 
 import functools
-import itertools
 
 from keras.src import tree
 from keras.src.remat import profile_key
@@ -218,7 +217,6 @@ def graph_cost(graph, specs, order, training, unprofiled):
         kept_by_matmuls=sum(c.kept_by_matmuls for c in costs),
         profiled=all(c.profiled for c in costs),
         beyond=sum(kept.beyond),
-        copied=sum(c.copied for c in costs),
         constants=sum(c.constants for c in costs),
         made=sum((c.made for c in costs), ()),
     )
@@ -248,29 +246,18 @@ def chain_of(
     at_once = engine().UPDATES_AT_ONCE
     results = sum(kept.size(x) for x in function.outputs) if has_loss else 0
     loss = results * engine().LOSS_COPIES
-    beside = held_beside(costs)
     chain = Chain(
         kept.by_node(),
         kept.values(),
         [c.flops for c in costs],
         [0] * len(nodes) if at_once else kept.grads(),
-        [c.scratch + b for c, b in zip(costs, beside)],
+        [c.scratch for c in costs],
+        [c.constants for c in costs],
         kept.beyond,
-        loss and loss + beside[-1],
+        loss,
         policy and keeping(costs, policy),
         choices(costs) if chooses else None,
         engine().KEPT_STAYS,
     )
-    chain.ways = ways.ways_of(kept, costs, beside)
+    chain.ways = ways.ways_of(kept, costs)
     return chain
-
-
-def held_beside(costs):
-    """Bytes that an engine holds while each node runs back, in any plan.
-
-    Copies of weights are there until their own backward pass: those of the
-    nodes before wait.
-    """
-    copied = itertools.accumulate(c.copied for c in costs)
-    constants = sum(c.constants for c in costs)
-    return [constants + size for size in copied]

@@ -31,7 +31,6 @@ NodeCost = collections.namedtuple(
         "kept_by_matmuls",
         "profiled",
         "beyond",
-        "copied",
         "constants",
         "sums_inputs",
         "products",
@@ -39,7 +38,7 @@ NodeCost = collections.namedtuple(
         "made",
         "divided",
     ],
-    defaults=[0, 0, 0, (), {}, {}, (), None],
+    defaults=[0, 0, (), {}, {}, (), None],
 )
 NodeCost.__doc__ = """What one operation costs in training, in bytes.
 
@@ -58,9 +57,8 @@ Args:
     profiled: Whether the engine traced it; if not, all is an estimate.
     beyond: What the engine holds with its residuals, such as copies of its
         weights; negative where it makes some of them again by itself.
-    copied: Size of its weights of which the engine holds a copy until their
-        backward pass, also where a region runs again.
-    constants: Size of what the engine holds for it during all of a step.
+    constants: Size of what the engine makes before all else, which is there
+        until it has run, and if in a region until its backward pass.
     sums_inputs: Indices of inputs that it reads in sums over rows.
     products: Dict from the index of an output that is a matrix product or
         convolution to whether a bias was added. One that is, and is read in
@@ -208,7 +206,6 @@ def cost_of(found, specs, n_outputs, grads):
         kept_by_matmuls=found["matmuls"],
         profiled=True,
         beyond=found.get("beyond", 0),
-        copied=found.get("copied", 0),
         sums_inputs=tuple(found.get("sums_inputs", ())),
         products=found.get("products", {}),
         remade=found.get("remade", {}),

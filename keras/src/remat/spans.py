@@ -18,25 +18,31 @@ def spans_of(chain, start, stops, keep):
     stays = kept * chain.kept_stays
 
     scratch, ends = chain.scratch[start:], stops - start
+    constants = chain.constants[stops] - chain.constants[start]
     held_so_far = saved[1:] + held_unsaved[:-1] + scratch
     run = worst(held_so_far, ends)
     giving = held_while_giving(held_so_far, by_policy, start, stops)
     giving = np.maximum(np.maximum(run, giving), run + stays)
     back, at_once = backward(chain, start, stops, saved)
-    unit = np.maximum(back, at_once) + stays
+    unit = np.maximum(back, at_once) + stays + constants
+    giving = giving + constants
     again = np.maximum(unit, giving + chain.arriving[stops])
 
-    forward = worst(held[:-1] + so_far + scratch, ends)
-    keep, keep_plain = held[ends] + kept, saved[ends] + held_unsaved[ends]
-    first = np.maximum(forward, with_loss(chain, stops, keep))
-    plain = np.maximum(run, with_loss(chain, stops, keep_plain))
+    held_in_region = held[:-1] + so_far + scratch
+    keep = held[ends] + kept + constants
+    keep_plain = saved[ends] + held_unsaved[ends]
+    constant = chain.constants[-1] - chain.constants
+    first = worst(held_in_region + constant[start], ends)
+    first = np.maximum(first, with_loss(chain, stops, keep))
+    plain = worst(held_so_far + constant[start:-1], ends)
+    plain = np.maximum(plain, with_loss(chain, stops, keep_plain))
     plain = np.maximum(plain, back)
     return {
         "keep": keep,
         "giving": giving,
         "keep_plain": keep_plain,
-        "forward": forward,
-        "run": run,
+        "forward": worst(held_in_region, ends) + constants,
+        "again_run": run + constants,
         "plain": plain,
         "unit": unit,
         "again": again,

@@ -11,7 +11,7 @@ from keras.src.remat import ways
 
 def timeline(chain, segments):
     """List of `(label, bytes)` over forward and backward."""
-    forward = _forward(chain, "forward", segments, 0)
+    forward = _forward(chain, segments)
     return forward + _loss(chain, segments) + _backward(chain, segments, 0)
 
 
@@ -30,13 +30,29 @@ def _loss(chain, segments):
     return [("loss", int(kept + chain.loss))]
 
 
-def _forward(chain, label, segments, base):
+def _forward(chain, segments):
     moments = []
     for segment, kept in chain.kept_before(segments):
-        nodes = range(segment.start, segment.stop)
-        held = base + kept + _held_forward(chain, segment)
-        moments += [(f"{label} {i}", int(h)) for i, h in zip(nodes, held)]
+        start = segment.start
+        place = start if segment.remat else slice(start, segment.stop)
+        constants = chain.constants[-1] - chain.constants[place]
+        held = kept + _held_forward(chain, segment) + constants
+        moments += _labelled("forward", segment, held)
     return moments
+
+
+def _again(chain, region, base):
+    moments = []
+    for part, kept in chain.kept_before(region.parts):
+        held = base + kept + _held_forward(chain, part)
+        held = held + chain.arriving_in(part.start, region.stop)
+        moments += _labelled("again", part, held)
+    return moments
+
+
+def _labelled(label, segment, held):
+    nodes = range(segment.start, segment.stop)
+    return [(f"{label} {i}", int(h)) for i, h in zip(nodes, held)]
 
 
 def _held_forward(chain, segment):
@@ -73,16 +89,14 @@ def _backward(chain, segments, base, in_region=False):
 
 
 def _region(chain, segment, base):
-    parts = segment.parts
-    arriving = base + chain.arriving[segment.stop]
-    again = _forward(chain, "again", parts, arriving)
+    again = _again(chain, segment, base)
     if not segment.inner:  # Kept values are there until they are given back.
         kept = chain.kept[segment.keep]
         before = kept.before[segment.start : segment.stop]
         rest = np.maximum(0, kept.at_end[segment.stop] - before)
         rest = np.maximum(rest, _stays(chain, segment))
         again = [(x, held + int(r)) for (x, held), r in zip(again, rest)]
-    return again + _backward(chain, parts, base, in_region=True)
+    return again + _backward(chain, segment.parts, base, in_region=True)
 
 
 def _stays(chain, segment):
@@ -102,4 +116,5 @@ def _held_backward(chain, segment, in_region):
     if in_region:  # In one piece: nothing is freed before its end.
         end = chain.grads_after[start] + chain.crossing[stop]
         held = np.maximum(held, saved[-1] + end) + _stays(chain, segment)
+        held = held + chain.constants[stop] - chain.constants[start]
     return held + chain.scratch[nodes]

@@ -29,29 +29,25 @@ Args:
 SHARES = (1.0, 0.75, 0.5, 0.25)
 
 
-def ways_of(kept, costs, beside):
+def ways_of(kept, costs):
     """The ways of the nodes of a chain.
 
     Args:
         kept: A `Kept`, see `profile_kept.py`.
         costs: List of `NodeCost`.
-        beside: Bytes that are there while each node runs, in any plan.
 
     Returns:
         Dict from the index of a node to a dict from a share to a `Way`.
     """
     saved = kept.by_node()
     return {
-        i: {
-            s: way_of(kept, i, saved[i] + cost.beyond, cost, s, beside[i])
-            for s in SHARES
-        }
+        i: {s: way_of(kept, i, saved[i] + cost.beyond, cost, s) for s in SHARES}
         for i, cost in enumerate(costs)
         if cost.divided
     }
 
 
-def way_of(kept, i, saved, cost, share, beside):
+def way_of(kept, i, saved, cost, share):
     node = kept.nodes[i]
     divided = cost.divided.get(share, cost.divided[1.0])
     rest = 0 if share in cost.divided else 1 - share
@@ -63,7 +59,7 @@ def way_of(kept, i, saved, cost, share, beside):
     less = cost.saved_internal - divided.saved_internal
     less += cost.beyond - divided.beyond
     saved += sum(kept.made[key][1] for key in new) - int((1 - rest) * less)
-    scratch = divided.scratch + int(rest * cost.scratch) + beside
+    scratch = divided.scratch + int(rest * cost.scratch)
     return Way(max(0, saved), scratch, int(share * cost.flops))
 
 
@@ -84,6 +80,7 @@ def span_of(chain, node, way):
     back = way.saved + chain.passing[node] + chain.grads_after[node]
     back += way.scratch
     first = way.saved + way.scratch
+    first += int(chain.constants[-1] - chain.constants[node])
     if stop == chain.n and chain.loss:
         first = max(first, keep + chain.loss)
     need = max(first, int(back))

@@ -18,6 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from keras.src.backend.common.remat_policy import NOTHING
 from keras.src.backend.config import is_nnx_enabled
 from keras.src.backend.jax.remat_offload import offloading
+from keras.src.backend.jax.remat_tied import in_order  # noqa: F401
+from keras.src.backend.jax.remat_tied import tying
 
 
 def checkpoint(run, inputs, policy=None):
@@ -34,7 +36,7 @@ def checkpoint(run, inputs, policy=None):
     keep = None if policy is None else keep_function(policy)
 
     def first(*inputs):
-        with marked(policy):
+        with marked(policy), tying():
             return run.first(*inputs)
 
     return jax.checkpoint(first, policy=keep)(*inputs)
@@ -248,11 +250,6 @@ def is_seed(value):
 def assigned(value, before):
     """The value that a variable has once `value` was assigned to it."""
     return value
-
-
-def in_order(x):
-    """An input of a plain part, whose gradient is made in order anyway."""
-    return x
 
 
 def ordered(fn):

@@ -144,12 +144,10 @@ def widened(eqn):
 
 
 def layouts(jaxpr, variables):
-    """Bytes of kernels of convolutions, each of which XLA:CPU copies twice.
+    """Bytes of kernels of convolutions that XLA:CPU lays out anew.
 
-    Nothing orders the gradient of the input, which reads a kernel, before the
-    update of that kernel in its place. So the step works on a copy, from its
-    begin to the update, in a region too. The other copy is in the layout of
-    the backward pass, made ahead unless a region delays it.
+    The backward pass reads them so; the copy is made ahead, unless a region
+    delays it.
     """
     if jax.default_backend() != "cpu" or not convolves(jaxpr):
         return 0
@@ -165,13 +163,21 @@ def constants(backward):
 
     Its backward pass finds where each maximum was by them; there is one array
     for each dimension. As they depend on nothing, regions do not delay them.
+
+    Returns:
+        Pair: their bytes, and those of the indices of the maxima alone, which
+        are all that stays after a plain forward run.
     """
     if jax.default_backend() != "cpu":
-        return 0
-    return sum(
-        4 * len(eqn.invars[1].aval.shape) * math.prod(eqn.invars[1].aval.shape)
+        return 0, 0
+    pooled = [
+        [v.aval.shape for v in eqn.invars]
         for eqn in all_equations(backward)
         if eqn.primitive.name == "select_and_scatter_add"
+    ]
+    return (
+        sum(4 * len(x) * math.prod(x) for _, x, *_ in pooled),
+        sum(4 * len(y) * math.prod(y) for y, *_ in pooled),
     )
 
 

@@ -41,6 +41,16 @@ def conv_net(use_bias=False):
     return keras.Model(inputs, outputs)
 
 
+def net_of_kernels():
+    """Kernels are much larger than values, which have fewer places."""
+    inputs = hidden = keras.Input((2, 2, 64))
+    for _ in range(8):
+        hidden = layers.Conv2D(64, 3, padding="same")(hidden)
+    model = keras.Model(inputs, hidden)
+    x = np.ones((4, 2, 2, 64), "float32")
+    return model, x, x, sum(v.value.nbytes for v in model.trainable_variables)
+
+
 @pytest.mark.skipif(backend.backend() != "jax", reason=REASON)
 class ResidualsTest(testing.TestCase):
     def test_a_centred_input_is_made_again(self):
@@ -91,27 +101,59 @@ class LayoutsTest(testing.TestCase):
         if jax.default_backend() != "cpu":
             self.skipTest("kernels are laid out anew on a CPU only")
 
-    def test_kernels_have_two_copies(self):
+    def test_kernels_have_a_copy(self):
         layer = layers.Conv2D(16, 3, use_bias=False)
         cost = cost_of(layer, 2, 8, 8, 4)
         kernel = 3 * 3 * 4 * 16 * FLOAT
-        self.assertEqual((cost.beyond, cost.copied), (kernel, kernel))
+        self.assertEqual(cost.beyond, kernel)
+
+    def test_regions_hold_no_kernels_that_others_need(self):
+        model, x, y, kernels = net_of_kernels()
+        plan = model.remat_plan(batch_size=4)
+        self.assertLess(plan.predicted_bytes, kernels)
+        model.remat = True
+        self.assertLess(step_bytes(model, x, y), 1.05 * plan.predicted_bytes)
+
+    def test_plain_parts_of_a_plan_copy_kernels_once(self):
+        model, x, y, _ = net_of_kernels()
+        plan = model.remat_plan(batch_size=4, memory_budget=0.9)
+        self.assertTrue(any(not s.remat for s in plan.segments))
+        model.remat = keras.RematPolicy(memory_budget=0.9)
+        self.assertLess(step_bytes(model, x, y), 1.05 * plan.budget)
 
     def test_a_kernel_of_a_dense_layer_has_none(self):
         cost = cost_of(
             layers.EinsumDense("abc,cde->abde", (None, 2, 8)), 2, 3, 4
         )
-        self.assertEqual((cost.beyond, cost.copied), (0, 0))
+        self.assertEqual(cost.beyond, 0)
 
     def test_a_depthwise_gradient_is_that_of_a_dense_kernel(self):
         wide = cost_of(layers.DepthwiseConv2D(3), 2, 8, 8, 64).scratch
         self.assertGreaterEqual(wide, 2 * 3 * 3 * 64 * 64 * FLOAT)
 
-    def test_max_pooling_has_indices_all_the_time(self):
+    def test_max_pooling_has_indices_before_all_else(self):
         cost = cost_of(layers.MaxPooling2D(2), 2, 8, 8, 4)
         self.assertEqual(cost.constants, 4 * 2 * 8 * 8 * 4 * 4)
+        # Those of the maxima alone stay after a plain run.
+        self.assertEqual(cost.beyond, 4 * 2 * 4 * 4 * 4 * 4)
         cost = cost_of(layers.AveragePooling2D(2), 2, 8, 8, 4)
-        self.assertEqual(cost.constants, 0)
+        self.assertEqual((cost.constants, cost.beyond), (0, 0))
+
+    def test_max_pooling_stays_plain_where_its_indices_are_large(self):
+        inputs = hidden = keras.Input((64, 64, 8))
+        hidden = layers.Conv2D(8, 3, padding="same")(hidden)
+        hidden = layers.MaxPooling2D(2)(hidden)
+        hidden = layers.UpSampling2D(2)(hidden)
+        for _ in range(12):
+            hidden = layers.Conv2D(8, 3, padding="same")(hidden)
+        model = keras.Model(inputs, hidden)
+        plan = model.remat_plan(batch_size=8)
+        plain = [s for s in plan.segments if not s.remat]
+        self.assertIn((1, 2), [(s.start, s.stop) for s in plain])
+        x = np.ones((8, 64, 64, 8), "float32")
+        y = np.ones((8, 64, 64, 8), "float32")
+        model.remat = True
+        self.assertLess(step_bytes(model, x, y), 1.05 * plan.predicted_bytes)
 
     def test_a_budget_holds_for_convolutions(self):
         model = conv_net()

@@ -58,9 +58,8 @@ def trace(call, inputs, variables):
         of matrix products and convolutions. `scratch`: bytes that are there
         only while the forward or the backward pass runs, gradients among
         them. `beyond`: bytes that are held with the residuals, or less of
-        them. `copied`: bytes of weights of which there is a copy until their
-        backward pass. `constants`: bytes that are there during all of a step.
-        `sums_inputs`, `products` and `remade`: see `NodeCost`.
+        them. `constants`, `sums_inputs`, `products` and `remade`:
+        see `NodeCost`.
     """
     specs = [jax.ShapeDtypeStruct(s, d) for s, d, _ in inputs]
     specs += [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
@@ -77,7 +76,7 @@ def trace(call, inputs, variables):
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
     found, kept, internal = describe(closed.jaxpr, len(inputs), len(shapes[0]))
     found["scratch"] = peak(closed.jaxpr, kept)
-    found["beyond"] = found["copied"] = layouts(closed.jaxpr, variables)
+    found["beyond"] = layouts(closed.jaxpr, variables)
     found["sums_inputs"] = sums_inputs(closed.jaxpr, len(inputs))
     found["products"] = product_outputs(closed.jaxpr, len(shapes[0]))
     found["made"] = made(closed.jaxpr, len(shapes[0]))
@@ -85,13 +84,13 @@ def trace(call, inputs, variables):
         backward, arriving = backward_of(*shapes)
         back = arriving + peak(backward, ())
         found["scratch"] = max(found["scratch"], back)
-        found["constants"] = constants(backward)
+        found["constants"], indices = constants(backward)
         given = closed.jaxpr.invars[: len(inputs)]
         weights = closed.jaxpr.invars[len(inputs) :]
         less, of_input = beyond_residuals(
             closed.jaxpr, backward, internal, weights, len(shapes[0])
         )
-        found["beyond"] += less
+        found["beyond"] += less + indices
         found["remade"] = {
             i: of_input[v] for i, v in enumerate(given) if v in of_input
         }

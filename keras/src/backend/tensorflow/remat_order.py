@@ -59,12 +59,28 @@ def unread_gradients(beside):
     ]
 
 
-def in_order(x):
-    """An input of a plain part, whose gradient waits for others made before.
+def in_order(fn):
+    """A call whose backward run ends before that of those before it begins.
 
     Else the gradients of all weights of a plain part may be left for last,
     with all that they are made of.
     """
+
+    @functools.wraps(fn)
+    def call(*args, **kwargs):
+        seen = {}  # One that is given twice stays one.
+
+        def once(x):
+            return seen.setdefault(id(x), (x, waiting_input(x)))[1]
+
+        args, kwargs = tree.map_structure(once, (args, kwargs))
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def waiting_input(x):
+    """`x`, whose gradient waits for others made before."""
     is_symbolic = isinstance(x, tf.Tensor) and tf.is_symbolic_tensor(x)
     if not is_symbolic or not is_differentiable(x) or remat_xla.compiles():
         return x
@@ -83,20 +99,7 @@ def in_order(x):
 
 def ordered(fn):
     """A layer's `call`; in a second run its backward run ends before others."""
-    if not global_state.get_global_attribute(AGAIN):
-        return fn
-
-    @functools.wraps(fn)
-    def call(*args, **kwargs):
-        seen = {}  # One that is given twice stays one.
-
-        def once(x):
-            return seen.setdefault(id(x), (x, in_order(x)))[1]
-
-        args, kwargs = tree.map_structure(once, (args, kwargs))
-        return fn(*args, **kwargs)
-
-    return call
+    return in_order(fn) if global_state.get_global_attribute(AGAIN) else fn
 
 
 @remat_keep.unwatched()
