@@ -121,6 +121,13 @@ class LayoutsTest(testing.TestCase):
         model.remat = keras.RematPolicy(memory_budget=0.9)
         self.assertLess(step_bytes(model, x, y), 1.05 * plan.budget)
 
+    def test_kernels_of_plain_parts_are_not_counted_as_kept(self):
+        model, x, y, kernels = net_of_kernels()
+        model.remat = keras.RematPolicy(memory_budget=0.9)
+        model.compile("sgd", "mse")
+        report = keras.utils.remat_report(model, x, y)
+        self.assertLess(report.remat_bytes, kernels / 8)
+
     def test_a_kernel_of_a_dense_layer_has_none(self):
         cost = cost_of(
             layers.EinsumDense("abc,cde->abde", (None, 2, 8)), 2, 3, 4
