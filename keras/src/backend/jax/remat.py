@@ -19,6 +19,7 @@ from keras.src.backend.common.remat_policy import NOTHING
 from keras.src.backend.config import is_nnx_enabled
 from keras.src.backend.jax.remat_offload import offloading
 from keras.src.backend.jax.remat_tied import in_order  # noqa: F401
+from keras.src.backend.jax.remat_tied import is_tie
 from keras.src.backend.jax.remat_tied import tying
 
 
@@ -77,6 +78,8 @@ def keep_function(policy):
     offloaded = offloading() if policy.offload else True
 
     def keep(primitive, *avals, **params):
+        if is_tie(primitive, params):
+            return False  # Or a kernel would be kept once more.
         name = params.get("name") if primitive is name_p else None
         op = "name" if name else KINDS.get(primitive.name, primitive.name)
         has_batch = op == "matmul" and bool(params["dimension_numbers"][1][0])

@@ -36,7 +36,17 @@ def tied(x, kernel):
         return x, kernel
     if not all(isinstance(v, jax.core.Tracer) for v in (x, kernel)):
         return x, kernel
+    # In `shard_map` a barrier would make a kernel that all devices have alike
+    # one that differs between them, which its gradient does not.
+    if varies(x) != varies(kernel):
+        return x, kernel
     return tie(x, kernel)
+
+
+def varies(x):
+    """The axes of `shard_map` along which devices have different values."""
+    older = getattr(x.aval, "vma", None)
+    return getattr(x.aval, "manual_axis_type", older)
 
 
 @jax.custom_jvp
@@ -49,6 +59,14 @@ def tie_gradients(values, tangents):
     if not any(isinstance(t, SymbolicZero) for t in tangents):
         tangents = jax.lax.optimization_barrier(tangents)
     return jax.lax.optimization_barrier(values), tangents
+
+
+def is_tie(primitive, params):
+    """Whether this is `tie`, whose results are its inputs once more."""
+    if primitive.name != "custom_jvp_call":
+        return False
+    inner = [eqn.primitive.name for eqn in params["call_jaxpr"].eqns]
+    return inner == ["optimization_barrier"]
 
 
 def in_order(fn):
