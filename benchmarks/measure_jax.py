@@ -93,7 +93,7 @@ class Step:
 
 def held(model, x, y):
     """Bytes that the linearized loss keeps besides weights and batch."""
-    from jax._src.ad_checkpoint import saved_residuals
+    import jax
 
     state = [v.value for v in model.non_trainable_variables]
     optimizer = [v.value for v in model.optimizer.variables]
@@ -105,11 +105,19 @@ def held(model, x, y):
         return loss
 
     weights = [v.value for v in model.trainable_variables]
-    return sum(
-        math.prod(aval.shape) * aval.dtype.itemsize
-        for aval, why in saved_residuals(loss_of, weights)
-        if "argument" not in why and "constant" not in why
-    )
+    linearized = jax.make_jaxpr(lambda w: jax.vjp(loss_of, w))(weights)
+    jaxpr, same = linearized.jaxpr, {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "optimization_barrier":  # The same buffers.
+            pairs = zip(eqn.outvars, eqn.invars)
+            same |= {v: same.get(u, u) for v, u in pairs if is_variable(u)}
+    kept = {same.get(v, v) for v in jaxpr.outvars[1:] if is_variable(v)}
+    kept -= {*jaxpr.invars, *jaxpr.constvars}
+    return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in kept)
+
+
+def is_variable(v):
+    return not hasattr(v, "val")  # as a literal has
 
 
 # ------------------------------------------------ memory over the step
