@@ -171,14 +171,20 @@ def constants(backward):
     if jax.default_backend() != "cpu":
         return 0, 0
     pooled = [
-        [v.aval.shape for v in eqn.invars]
+        (eqn.invars[0].aval.shape, padded(eqn))
         for eqn in all_equations(backward)
         if eqn.primitive.name == "select_and_scatter_add"
     ]
     return (
-        sum(4 * len(x) * math.prod(x) for _, x, *_ in pooled),
-        sum(4 * len(y) * math.prod(y) for y, *_ in pooled),
+        sum(4 * len(x) * math.prod(x) for _, x in pooled),
+        sum(4 * len(y) * math.prod(y) for y, _ in pooled),
     )
+
+
+def padded(eqn):
+    """The shape of what is pooled, in which indices are of padding too."""
+    sizes = eqn.invars[1].aval.shape
+    return [n + sum(p) for n, p in zip(sizes, eqn.params["padding"])]
 
 
 def convolves(jaxpr):

@@ -143,6 +143,8 @@ class LayoutsTest(testing.TestCase):
         self.assertEqual(cost.constants, 4 * 2 * 8 * 8 * 4 * 4)
         # Those of the maxima alone stay after a plain run.
         self.assertEqual(cost.beyond, 4 * 2 * 4 * 4 * 4 * 4)
+        cost = cost_of(layers.MaxPooling2D(3, 2, "same"), 2, 8, 8, 4)
+        self.assertEqual(cost.constants, 4 * 2 * 9 * 9 * 4 * 4)  # Padding too.
         cost = cost_of(layers.AveragePooling2D(2), 2, 8, 8, 4)
         self.assertEqual((cost.constants, cost.beyond), (0, 0))
 
