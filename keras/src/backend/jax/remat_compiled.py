@@ -136,11 +136,20 @@ def is_cheap(eqn):
 
 
 def widened(eqn):
-    """Bytes that XLA:CPU takes for the kernel's gradient, if depthwise."""
-    groups = eqn.params.get("batch_group_count", 1)
-    if groups == 1 or jax.default_backend() != "cpu":
+    """Bytes that XLA:CPU takes for a gradient beside what it is made of.
+
+    The one of a depthwise kernel is taken from that of a dense one; where max
+    pooling pads, it does so anew, and finds the maxima again.
+    """
+    if jax.default_backend() != "cpu":
         return 0
-    return 2 * groups * size(eqn.outvars[0])
+    if eqn.primitive.name == "select_and_scatter_add":
+        y, x = (v.aval for v in eqn.invars[:2])
+        shape = padded(eqn)
+        again = math.prod(shape) + math.prod(y.shape)
+        return again * x.dtype.itemsize if shape != list(x.shape) else 0
+    groups = eqn.params.get("batch_group_count", 1)
+    return 0 if groups == 1 else 2 * groups * size(eqn.outvars[0])
 
 
 def layouts(jaxpr, variables):

@@ -148,6 +148,12 @@ class LayoutsTest(testing.TestCase):
         cost = cost_of(layers.AveragePooling2D(2), 2, 8, 8, 4)
         self.assertEqual((cost.constants, cost.beyond), (0, 0))
 
+    def test_max_pooling_that_pads_finds_maxima_again(self):
+        plain = cost_of(layers.MaxPooling2D(2), 2, 8, 8, 4).scratch
+        pads = cost_of(layers.MaxPooling2D(3, 2, "same"), 2, 8, 8, 4).scratch
+        again = 2 * 9 * 9 * 4 + 2 * 4 * 4 * 4
+        self.assertEqual(pads - plain, again * FLOAT)
+
     def test_max_pooling_stays_plain_where_its_indices_are_large(self):
         inputs = hidden = keras.Input((64, 64, 8))
         hidden = layers.Conv2D(8, 3, padding="same")(hidden)
