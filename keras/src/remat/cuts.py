@@ -47,7 +47,7 @@ def smallest(plan, chain):
     """All units of a chain run again but for a short end.
 
     Its backward pass starts at once, so that would save nothing. Nor do units
-    run again whose regions take more memory than they save.
+    run again whose constants take more memory in a region than that saves.
     """
     plain_end = 0 if plan.nested else chain.n // 8
     found = list(planner.least_peak(chain, plan.policy.levels).segments)
@@ -59,6 +59,7 @@ def smallest(plan, chain):
         pairs = chain.borders.divided(s.start, s.stop)
         again = [Segment(a, b, True) for a, b in pairs]
         changed = found[:at] + again + found[at + 1 :]
-        if chain.peak(changed) <= least or s.stop == chain.n:
+        has_constants = chain.constants[s.stop] > chain.constants[s.start]
+        if not has_constants or chain.peak(changed) <= least:
             found = changed
     return found
