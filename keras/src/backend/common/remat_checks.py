@@ -1,4 +1,4 @@
-"""Checks of what policies are given, and scopes as well."""
+"""Checks of what policies and scopes are given, and of what they make run."""
 
 import numbers
 
@@ -94,3 +94,14 @@ def check_count(name, value):
     raise ValueError(
         f"`{name}` must be an integer of at least 1. Received: {name}={value!r}"
     )
+
+
+def raise_other(before, now):
+    """Says that the second run of a region differs from the first."""
+    raise ValueError(
+        "A rematerialized function must run the same operations each time "
+        f"that it runs. Received: {before} in the forward pass, and {now} "
+        "when it ran again for the backward pass. Take out what changes "
+        "between the runs (a value that is cached by the first, a Python "
+        "counter), or let its policy keep nothing."
+    ) from None

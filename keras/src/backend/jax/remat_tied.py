@@ -4,25 +4,20 @@ A program for XLA has no order but that of its data. What depends on weights
 alone can come first, and what nothing else reads, last.
 """
 
-import contextlib
 import functools
-import threading
 
 import jax
 from jax.custom_derivatives import SymbolicZero
 
-_open = threading.local()
+from keras.src.backend.common import global_state
+from keras.src.backend.common.remat_attributes import attributes
+
+TIES = "remat_ties"
 
 
-@contextlib.contextmanager
 def tying():
     """Lets `tied` tie, in regions and in plain parts of plans."""
-    before = getattr(_open, "ties", False)
-    _open.ties = True
-    try:
-        yield
-    finally:
-        _open.ties = before
+    return attributes(**{TIES: True})
 
 
 def tied(x, kernel):
@@ -32,7 +27,8 @@ def tied(x, kernel):
     of the backward pass, and because it may update a kernel before the
     gradient of `x`, which reads it, is made.
     """
-    if not getattr(_open, "ties", False) or jax.default_backend() != "cpu":
+    ties = global_state.get_global_attribute(TIES)
+    if not ties or jax.default_backend() != "cpu":
         return x, kernel
     if not all(isinstance(v, jax.core.Tracer) for v in (x, kernel)):
         return x, kernel
@@ -62,9 +58,9 @@ def tie_gradients(values, tangents):
 
 
 def is_tie(primitive, params):
-    """Whether this is `tie`, whose results are its inputs once more."""
+    """Whether this is `tie`, or its barrier: the inputs once more."""
     if primitive.name != "custom_jvp_call":
-        return False
+        return primitive.name == "optimization_barrier"
     inner = [eqn.primitive.name for eqn in params["call_jaxpr"].eqns]
     return inner == ["optimization_barrier"]
 

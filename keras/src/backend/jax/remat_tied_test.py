@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from absl.testing import parameterized
 
 import keras
 from keras.src import backend
@@ -39,6 +40,26 @@ class TiedTest(testing.TestCase):
         jax.jit(grad)(self.kernel, self.x)
         self.assertIn("conv", asked)
         self.assertNotIn("custom_jvp_call", asked)
+        self.assertNotIn("optimization_barrier", asked)
+
+    @parameterized.parameters("grad", "jvp", "jvp_of_grad", "vmap")
+    def test_gradients_of_all_kinds_are_the_plain_ones(self, kind):
+        import jax
+
+        def derived(f):
+            grad = gradient_of_kernel(f)
+            values = self.kernel, self.x
+            if kind == "jvp":
+                return jax.jvp(f, values[::-1], values[::-1])[1]
+            if kind == "jvp_of_grad":
+                return jax.jvp(grad, values, values)[1]
+            if kind == "vmap":
+                kernels = np.stack([self.kernel, 2 * self.kernel])
+                return jax.vmap(grad, (0, None))(kernels, self.x)
+            return jax.jit(grad)(*values)
+
+        again = derived(keras.remat(conv))
+        self.assertAllClose(again, derived(conv), rtol=1e-4, atol=1e-4)
 
     def test_shard_map_with_a_kernel_that_devices_have_alike(self):
         import jax

@@ -16,13 +16,13 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
+from keras.src.backend.common.remat_checks import raise_other
 from keras.src.backend.common.remat_policy import warn_not_offloaded
 from keras.src.backend.tensorflow import remat_xla
 from keras.src.backend.tensorflow.remat_ops import UNCOUNTED
 from keras.src.backend.tensorflow.remat_ops import can_keep
 from keras.src.backend.tensorflow.remat_ops import fits
 from keras.src.backend.tensorflow.remat_ops import kind_of
-from keras.src.backend.tensorflow.remat_ops import raise_other
 from keras.src.backend.tensorflow.remat_ops import spec_of
 
 LOOP_BODY = re.compile(r"\bloop_body(_\d+)?(?=/|$)")

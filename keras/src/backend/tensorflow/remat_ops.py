@@ -40,13 +40,3 @@ def fits(x, y):
 def spec_of(x):
     shape = x.shape.as_list() if x.shape.rank is not None else ()
     return tuple(shape), x.dtype.name
-
-
-def raise_other(before, now):
-    raise ValueError(
-        "A rematerialized function must run the same operations each time "
-        f"that it runs. Received: {before} in the forward pass, and {now} "
-        "when it ran again for the backward pass. Take out what changes "
-        "between the runs (a value that is cached by the first, a Python "
-        "counter), or let its policy keep nothing."
-    )

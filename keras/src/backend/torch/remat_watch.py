@@ -12,6 +12,7 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from keras.src.backend.common.remat_checks import raise_other
 from keras.src.backend.torch.remat_ops import UNCOUNTED
 from keras.src.backend.torch.remat_ops import flat_tensors
 
@@ -127,13 +128,3 @@ class Met:
 
 def shapes_of(args):
     return [tuple(x.shape) for x in flat_tensors(args)]
-
-
-def raise_other(before, now):
-    raise ValueError(
-        "A rematerialized function must run the same operations each time "
-        f"that it runs. Received: {before} in the forward pass, and {now} "
-        "when it ran again for the backward pass. Take out what changes "
-        "between the runs (a value that is cached by the first, a Python "
-        "counter), or let its policy keep nothing."
-    ) from None
