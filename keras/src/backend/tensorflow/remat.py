@@ -13,7 +13,6 @@ gradient on only when the gradients of its weights are done.
 import contextlib
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.eager import tape as eager_tape
 
@@ -30,6 +29,9 @@ from keras.src.backend.tensorflow.remat_order import is_differentiable
 from keras.src.backend.tensorflow.remat_order import ordered  # noqa: F401
 from keras.src.backend.tensorflow.remat_order import unread_gradients
 from keras.src.backend.tensorflow.remat_order import values_of
+from keras.src.backend.tensorflow.remat_tapes import is_stopped
+from keras.src.backend.tensorflow.remat_tapes import paused
+from keras.src.backend.tensorflow.remat_tapes import recording
 
 autograph = tf.__internal__.autograph
 
@@ -121,13 +123,8 @@ class Gradient:
 
     def __call__(self, *gradients):
         # Forward-mode calls this with recording stopped.
-        if not pywrap_tfe.TFE_Py_TapeSetIsStopped():
+        with recording():
             return self.run_again(gradients)
-        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
-        try:
-            return self.run_again(gradients)
-        finally:
-            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
     def run_again(self, gradients):
         in_graph = not tf.executing_eagerly()
@@ -220,33 +217,16 @@ def hide_by_identity(results, sources, gradient):
         return tf.identity_n([*results, *sources])[: len(results)]
 
 
-@contextlib.contextmanager
-def paused(run):
-    """Hides what runs from all tapes, but for `read`."""
-    run.paused = not pywrap_tfe.TFE_Py_TapeSetIsStopped()
-    try:
-        with record.stop_recording():
-            yield
-    finally:
-        run.paused = False
-
-
 def read(variable, run):
     """The value of a variable as a tensor that the open tapes have seen."""
     value = variable._value
     graph = getattr(run, "graph", None)
     if value is None or (graph is None and not tf.executing_eagerly()):
         return None  # inside of a `tf.function` that may be kept
-    paused = getattr(run, "paused", False)
-    if paused:
-        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
-    try:
-        where = graph.as_default() if graph else contextlib.nullcontext()
-        with where, remat_keep.unwatched():
-            return tf.convert_to_tensor(value)
-    finally:
-        if paused:
-            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
+    where = graph.as_default() if graph else contextlib.nullcontext()
+    seen = recording(getattr(run, "paused", False))
+    with seen, where, remat_keep.unwatched():
+        return tf.convert_to_tensor(value)
 
 
 def waiting(value, run):
@@ -265,7 +245,7 @@ def assigned(value, before):
 
 def gradient_is_off():
     """Whether the user has switched gradients off."""
-    return pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    return is_stopped()
 
 
 def records_gradient():

@@ -6,10 +6,7 @@ Operations that only rename or reshape a tensor share its buffer. Loops keep
 lists of tensors, one per iteration.
 """
 
-import contextlib
-
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
 
 from keras.src.backend.common import standardize_dtype
 from keras.src.backend.common.stateless_scope import StatelessScope
@@ -18,6 +15,7 @@ from keras.src.backend.tensorflow import remat_ops
 from keras.src.backend.tensorflow.remat_flops import arithmetic
 from keras.src.backend.tensorflow.remat_flops import flops
 from keras.src.backend.tensorflow.remat_peak import peak
+from keras.src.backend.tensorflow.remat_tapes import recording
 from keras.src.backend.tensorflow.remat_updates import needed_for
 from keras.src.backend.tensorflow.remat_values import SAME_BUFFER
 from keras.src.backend.tensorflow.remat_values import SHAPE_ONLY
@@ -46,6 +44,7 @@ def trace(call, inputs, variables):
         Dict, see `keras/src/backend/jax/remat_profile.py`.
     """
     graph = tf.__internal__.FuncGraph("remat_profile")
+    # `tf.init_scope` stops tapes, and then no region would be made.
     with tf.init_scope(), graph.as_default(), recording():
         given = [placeholder(s, d) for s, d, _ in inputs]
         values = [placeholder(v.shape, v.dtype) for v in variables]
@@ -71,19 +70,6 @@ def trace(call, inputs, variables):
             peak(backward, grads[0] + grads[1]),
         )
         return found
-
-
-@contextlib.contextmanager
-def recording():
-    """Lets regions be made, which `tf.init_scope` has no use for."""
-    stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
-    if stopped:
-        pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
-    try:
-        yield
-    finally:
-        if stopped:
-            pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
 def needed_by(tensors):
