@@ -21,8 +21,10 @@ MODES = {"tensorflow": ("gpt-eager", "gpt-xla")}
 INTRODUCTION = """# Benchmarks
 
 `make bench BACKEND=jax`, `tensorflow` and `torch` wrote this page; do not edit
-it. `MODEL=gpt` measures one model; a run that was interrupted goes on where it
-stopped, and `python benchmarks/run.py --again` starts over.
+it from `benchmarks/results`. `MODEL=gpt` measures one model; what was measured
+with the code as it is committed now is not measured again, so a run that was
+interrupted goes on where it stopped; `python benchmarks/run.py --again` starts
+over.
 
 Each model is trained by the same program: plain; with `model.remat = True`
 (*full*); with one `keras.remat` around each block (*region per block*); with

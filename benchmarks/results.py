@@ -7,8 +7,6 @@ import platform
 import re
 import subprocess
 
-import keras
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -25,10 +23,11 @@ class Output:
             "backend": options.backend,
             "model": options.model,
             "stock": options.stock,
-            "keras": keras.__version__,
+            "keras": importlib.import_module("keras").__version__,
             "engine": importlib.import_module(options.backend).__version__,
             "python": platform.python_version(),
-            "commit": commit(),
+            "commit": told_by_git("rev-parse", "--short", "HEAD"),
+            "code": code_of(options.stock),
         }
         self.rows = {}
 
@@ -48,9 +47,23 @@ class Output:
         part.replace(self.path)
 
 
-def commit():
-    """The commit of this repository, as far as git tells."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
+def code_of(stock):
+    """Names the code that is measured: our patch set, or upstream's pin."""
+    what = "upstream.txt" if stock else "keras"
+    return told_by_git("rev-parse", f"HEAD:{what}")
+
+
+def is_done(path, stock):
+    """Whether a file has all rows, of the code as it is committed now."""
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text())
+    return found["complete"] and found["code"] == code_of(stock)
+
+
+def told_by_git(*arguments):
+    """What git says of this repository; empty outside of one."""
+    command = ["git", *arguments]
     try:
         told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     except OSError:

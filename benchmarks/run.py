@@ -3,14 +3,13 @@
     python benchmarks/run.py [--backend jax] [--model gpt] [--again]
 
 Each model and backend has its own process, stock Keras 3.15.1 one of its own
-with the same program. What they find is kept in `build/bench`, one file for
-each, and not measured a second time unless `--again` asks for it. So a run
-that was interrupted goes on where it stopped; the page is written anew after
-each model.
+with the same program. What they find is kept in `benchmarks/results`, one file
+for each, and not measured a second time while `keras/` is committed as it was,
+unless `--again` asks for it. So a run that was interrupted goes on where it
+stopped; the page is written anew after each model.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import subprocess
@@ -18,11 +17,13 @@ import sys
 import time
 
 import page
+import results
 from rich.console import Console
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-FOUND = ROOT / "build" / "bench"
+FOUND = HERE / "results"
+LOGS = ROOT / "build" / "bench"
 STOCK = ROOT / "build" / "stock"
 LONGEST = 1500  # seconds for one model
 QUIET = {
@@ -59,7 +60,7 @@ def measure(backend, model, stock):
         command.append("--stock")
         paths = [str(STOCK), environ.get("PYTHONPATH", "")]
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    log = out.with_suffix(".log")
+    log = LOGS / f"{out.stem}.log"
     start = time.monotonic()
     with open(log, "w") as f:
         try:
@@ -74,8 +75,7 @@ def measure(backend, model, stock):
 
 
 def is_done(backend, model, stock):
-    path = page.path_of(FOUND, backend, model, stock)
-    return path.exists() and json.loads(path.read_text())["complete"]
+    return results.is_done(page.path_of(FOUND, backend, model, stock), stock)
 
 
 def options():
@@ -90,7 +90,8 @@ def options():
 def main():
     given = options()
     console = Console()
-    FOUND.mkdir(parents=True, exist_ok=True)
+    for folder in (FOUND, LOGS):
+        folder.mkdir(parents=True, exist_ok=True)
     tasks = [
         (backend, model, stock)
         for backend, model, stock in page.planned()
