@@ -64,6 +64,13 @@ class ResidualsTest(testing.TestCase):
         self.assertEqual(cost.saved_internal, 8 * 16 * (FLOAT + 1))
         self.assertEqual(cost.saved_internal + cost.beyond, 8 * 16)
 
+    def test_a_call_may_return_a_number(self):
+        cost = cost_of(layers.ZeroPadding1D(1), 8, 4, 16)
+        self.assertTrue(cost.profiled)
+        cost = cost_of(layers.Conv1D(16, 2, padding="causal"), 8, 4, 16)
+        self.assertTrue(cost.profiled)
+        self.assertGreaterEqual(cost.saved_internal, 8 * 5 * 16 * FLOAT)
+
     def test_a_mask_gives_way_to_what_it_is_made_of(self):
         cost = cost_of(layers.Dense(16, activation="relu"), 8, 16)
         self.assertEqual(cost.saved_internal + cost.beyond, 8 * 16 * FLOAT)

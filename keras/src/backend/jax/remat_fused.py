@@ -163,6 +163,8 @@ def inlined(jaxpr, ours=None):
             env = dict(zip(inner.invars, given))
             equations += inlined(inner, env)[0]
             made = [env.get(v, v) if is_var(v) else v for v in inner.outvars]
+            # A call may return a number as it stands, which has no name.
+            made = [v if is_var(v) else Inner(v) for v in made]
         else:
             outvars = eqn.outvars
             made = [Inner(v) for v in outvars] if is_called else outvars
